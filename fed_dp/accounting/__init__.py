@@ -1,0 +1,19 @@
+"""What a release costs: events describe, composition interprets, a statement tells people."""
+
+from __future__ import annotations
+
+from fed_dp.accounting.composition import epsilon, noise_multiplier
+from fed_dp.accounting.events import Event, SampledGaussian, from_json, to_json
+from fed_dp.accounting.statement import Statement, spent, statement
+
+__all__ = [
+    "Event",
+    "SampledGaussian",
+    "Statement",
+    "epsilon",
+    "from_json",
+    "noise_multiplier",
+    "spent",
+    "statement",
+    "to_json",
+]

@@ -1,0 +1,299 @@
+"""The command line: parse, call, print. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import fed_dp
+from fed_dp.errors import ConfigError, FedDpError, ResumeError
+
+if TYPE_CHECKING:
+    from fed_dp.experiment import Experiment
+    from fed_dp.strategies.rounds import Observer
+
+app = typer.Typer(
+    name="fed-dp",
+    help="Private federated learning on Flower, where every number about privacy can be checked.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+experiments = typer.Typer(help="The experiments that come with the package.", no_args_is_help=True)
+data = typer.Typer(help="The data sets: what is there, whether it is whole, how to get it.", no_args_is_help=True)
+app.add_typer(experiments, name="experiments")
+app.add_typer(data, name="data")
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key, as in rounds=20 (repeatable)."),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fed-dp {fed_dp.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+# ---------------------------------------------------------------------------------- simulate
+
+
+@app.command()
+def simulate(
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped experiment (see: fed-dp experiments list), NAME:VARIANT, a TOML file, "
+            "or, with --resume, a run folder."
+        ),
+    ],
+    settings: Settings = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the newest unfinished run of this experiment.")
+    ] = False,
+    engine: Annotated[str, typer.Option(help="ray: many processes; in-process: one, for tiny runs.")] = "ray",
+    runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print summary.json to standard output, the rest to standard error.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Run an experiment as a federated simulation and report accuracy, cost and privacy."""
+    if engine not in ("ray", "in-process"):
+        raise ConfigError(f"--engine = {engine!r}: expected 'ray' or 'in-process'")
+    from fed_dp.simulations.study import run_study, to_resume
+
+    name, variants, folder = _what_to_run(experiment, settings or [], resume)
+    if resume and folder is None:
+        folder = to_resume(runs, variants)
+    console = Console(stderr=as_json, highlight=False)
+    observers: list[Any] = []
+
+    def observe() -> Observer:
+        observers.append(_observer(console, quiet))
+        return observers[-1]  # type: ignore[no-any-return]
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        path, summary = run_study(
+            name,
+            variants,
+            observe=observe,
+            engine=engine,  # type: ignore[arg-type]
+            root=runs,
+            folder=folder,
+        )
+    except BaseException as error:
+        for observer in observers:
+            getattr(observer, "stop", lambda: None)()
+        if not isinstance(error, KeyboardInterrupt):
+            raise
+        console.print("stopped; go on with the same command and --resume")
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps(summary, indent=2))
+    else:
+        _show(console, summary, variants)
+        console.print(f"report: {path / 'report.html'}", soft_wrap=True)
+
+
+def _what_to_run(
+    source: str, settings: list[str], resume: bool
+) -> tuple[str, dict[str, Experiment], Path | None]:
+    from fed_dp.experiment import build, override, read_tables
+    from fed_dp.experiment import variants as split
+    from fed_dp.simulations.study import variants_of
+
+    if Path(source).is_dir():
+        if not resume:
+            raise ConfigError(f"{source} is a folder: to go on with the run in it, add --resume")
+        if settings:
+            raise ConfigError(f"--set {settings[0]!r}: a resumed run keeps its own settings")
+        return Path(source).name, variants_of(Path(source)), Path(source)
+    name, colon, wanted = source.partition(":")
+    found = split(read_tables(name))
+    if colon and wanted not in found:
+        raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
+    chosen = {wanted: found[wanted]} if colon else found
+    built = {key: build(override(tables, settings), where=source) for key, tables in chosen.items()}
+    title = next(iter(built.values())).name if len(built) == 1 else str(read_tables(name)["name"])
+    return title, built, None
+
+
+def _observer(console: Console, quiet: bool) -> Observer:
+    from fed_dp.simulations.progress import ProgressBar
+    from fed_dp.strategies.app import PlainLines
+    from fed_dp.strategies.rounds import Silent
+
+    if quiet:
+        return Silent()
+    return ProgressBar(console) if console.is_terminal else PlainLines(console.file)  # type: ignore[arg-type]
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
+    from fed_dp.simulations.report import cost_text
+
+    results = summary.get("runs") or {next(iter(variants)): summary}
+    table = Table(title=summary["experiment"])
+    for heading in ("run", "trainer", "strategy", "clients", "accuracy", "best"):
+        table.add_column(heading, justify="right" if heading in ("clients", "accuracy", "best") else "left")
+    table.add_column("privacy, whole run")
+    table.add_column("MB up / down", justify="right")
+    table.add_column("s", justify="right")
+    for name, result in results.items():
+        sent = result["bytes"]
+        table.add_row(
+            name,
+            result["trainer"],
+            result["strategy"],
+            str(result["clients"]),
+            f"{result['accuracy']['final']:.4f}",
+            f"{result['accuracy']['best']:.4f}",
+            cost_text(result),
+            f"{sent['uploaded'] / 1e6:.1f} / {sent['downloaded'] / 1e6:.1f}",
+            f"{result['seconds']['total']:.1f}",
+        )
+    console.print(table)
+    from fed_dp.accounting import Statement
+
+    for name, result in results.items():
+        for note in result["data"]["notes"]:
+            console.print(f"{name}: {note}", soft_wrap=True)
+        if result["failures"]:
+            console.print(f"{name}: {result['failures']} client-rounds failed; see metrics.jsonl")
+        if result["privacy"] is None:
+            console.print(f"{name}: no privacy")
+        else:
+            for line in Statement(**result["privacy"]).lines():
+                console.print(f"{name}: {line}", soft_wrap=True, markup=False)
+
+
+# -------------------------------------------------------------------------------- experiments
+
+
+@experiments.command("list")
+def list_experiments() -> None:
+    """List the shipped experiments."""
+    from fed_dp.experiment import read_tables, shipped, variants
+
+    table = Table("name", "variants", "what it shows")
+    for name in shipped():
+        tables = read_tables(name)
+        found = list(variants(tables))
+        table.add_row(name, "" if found == [name] else ", ".join(found), tables.get("description", ""))
+    Console().print(table)
+
+
+@experiments.command("show")
+def show_experiment(
+    name: Annotated[str, typer.Argument(help="A shipped name, NAME:VARIANT, or a TOML file.")],
+    settings: Settings = None,
+) -> None:
+    """Print an experiment as it would run: every key, resolved, with its digest."""
+    import tomli_w
+
+    _, built, _ = _what_to_run(name, settings or [], resume=False)
+    for experiment in built.values():
+        print(f"# digest {experiment.digest}")
+        print(tomli_w.dumps(experiment.tables()))
+
+
+# --------------------------------------------------------------------------------------- data
+
+
+@data.command("list")
+def list_data() -> None:
+    """List the known data sets and whether their files are there."""
+    from fed_dp.data import SOURCES, folder_of, home
+
+    table = Table("name", "there", "natural clients", "about")
+    for name, source in SOURCES.items():
+        folder = folder_of(name)
+        there = all((folder / file.name).is_file() for file in source.files(folder))
+        table.add_row(name, "yes" if there else "no", source.owners or "", source.about)
+    table.add_row("folder", "", "data.client", "your own: idx, npz, CSV or Parquet in data.path")
+    console = Console()
+    console.print(table)
+    console.print(f"looked in {home()} (FED_DP_DATA)", soft_wrap=True, highlight=False)
+
+
+@data.command("check")
+def check_data(
+    names: Annotated[list[str], typer.Argument(help="Data sets to read and verify.")],
+    path: Annotated[Path | None, typer.Option(help="The folder of its files, if not the usual one.")] = None,
+) -> None:
+    """Read data sets whole and verify every file against its published checksum."""
+    from fed_dp.data import read
+
+    for name in names:
+        _known(name)
+        found = read(name, path)
+        owners = "" if found.train.owner is None else f", {len(set(found.train.owner.tolist()))} natural clients"
+        print(
+            f"{name}: good; {len(found.train):,} training and {len(found.test):,} test records of shape "
+            f"{found.shape}, {found.classes} classes{owners}"
+        )
+        for note in found.notes:
+            print(f"{name}: {note}")
+
+
+@data.command("fetch")
+def fetch_data(
+    names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
+    mirror: Annotated[
+        str | None, typer.Option("--from", metavar="URL", help="Take the files from this mirror instead.")
+    ] = None,
+) -> None:
+    """Download data sets from their public homes; each file is checked before it appears."""
+    from fed_dp.data import SOURCES, fetch, folder_of
+
+    for name in names:
+        _known(name)
+        if not (files := SOURCES[name].layouts[0]):
+            print(f"{name}: embedded, nothing to fetch")
+        for file in files:
+            fetch(folder_of(name), file, mirror=mirror)
+
+
+def _known(name: str) -> None:
+    from fed_dp.data import SOURCES
+
+    if name not in SOURCES:
+        raise ConfigError(f"data set {name!r} is not known; known: {', '.join(SOURCES)}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line and a code other than 0, never a traceback."""
+    try:
+        app()
+    except FedDpError as error:
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        code = 2 if isinstance(error, ConfigError | ResumeError) else 1
+        raise SystemExit(code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Client-side trainers and the Flower ClientApp that runs them."""

@@ -1,0 +1,52 @@
+"""The trainer protocol: private local training is a trainer. Any trainer works under any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from fed_dp.accounting import Event
+from fed_dp.data.dataset import Floats, Integers
+from fed_dp.models import Vector
+
+State = Mapping[str, list[float]]  # what a site keeps between rounds; never sent
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What a trainer may use: the site's records, and where in the run it is."""
+
+    x: Floats
+    y: Integers
+    client: int
+    round: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What a trainer returns.
+
+    `change`, `events` and `metrics` are sent, so a trainer that spends budget puts nothing into
+    `metrics` that is computed from records without noise. `state` stays at the site.
+    """
+
+    change: Vector
+    events: tuple[Event, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: State = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """One site's training of one round.
+
+    `spends` says whether it pays from the privacy budget; then every fit returns its events, and
+    a fit that the budget cannot pay raises BudgetExceeded before anything is computed.
+    """
+
+    spends: bool
+
+    def fit(self, weights: Vector, site: Site, state: State) -> Fit:
+        """Train from `weights` on the site's records; return the change of all parameters."""
+        ...

@@ -1,0 +1,88 @@
+"""Records and data sets: what a reader returns and a client slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp.errors import DataCorrupt
+
+Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Inputs, integer labels and, where records have a natural owner, the owner of each."""
+
+    x: NDArray[np.uint8] | Floats
+    y: Integers
+    owner: NDArray[np.str_] | None = None
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.x), len(self.y), len(self.y if self.owner is None else self.owner)}
+        if len(lengths) > 1:
+            raise DataCorrupt(f"inputs, labels and owners differ in length: {sorted(lengths)}")
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """Training and test records with the public constants that turn stored bytes into inputs.
+
+    `inputs` = stored · scale + shift. The constants are public (published or fixed by a bound);
+    they are not computed from the records at hand, so applying them costs no privacy.
+    """
+
+    name: str
+    train: Records
+    test: Records
+    classes: int
+    scale: Floats
+    shift: Floats
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for split, records in (("train", self.train), ("test", self.test)):
+            if len(records) == 0:
+                raise DataCorrupt(f"{self.name}: no {split} records")
+            low, high = int(records.y.min()), int(records.y.max())
+            if low < 0 or high >= self.classes:
+                raise DataCorrupt(
+                    f"{self.name}: {split} labels lie in {low}..{high}, expected 0..{self.classes - 1}"
+                )
+            if records.x.dtype != np.uint8 and not np.isfinite(records.x).all():
+                raise DataCorrupt(f"{self.name}: {split} inputs hold NaN or infinity")
+        if self.train.x.shape[1:] != self.test.x.shape[1:]:
+            raise DataCorrupt(
+                f"{self.name}: train inputs have shape {self.train.x.shape[1:]}, "
+                f"test inputs {self.test.x.shape[1:]}"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(int(n) for n in self.train.x.shape[1:])
+
+    def inputs(self, records: Records, indices: Integers | slice = slice(None)) -> Floats:
+        """Return the chosen records' inputs as float32, ready for a network."""
+        values = records.x[indices].astype(np.float32)
+        values *= self.scale
+        values += self.shift
+        return values
+
+
+def standardised(mean: tuple[float, ...], deviation: tuple[float, ...]) -> tuple[Floats, Floats]:
+    """Return (scale, shift) that map bytes 0..255 to (x/255 − mean)/deviation, per channel."""
+    means = np.asarray(mean, np.float32).reshape(-1, 1, 1)
+    deviations = np.asarray(deviation, np.float32).reshape(-1, 1, 1)
+    return (1 / (255 * deviations)).astype(np.float32), (-means / deviations).astype(np.float32)
+
+
+def identity() -> tuple[Floats, Floats]:
+    """Return (scale, shift) for inputs that are stored as they are used."""
+    return np.ones(1, np.float32), np.zeros(1, np.float32)

@@ -1,0 +1,140 @@
+"""A user's own data: idx, npz, CSV or Parquet in a folder, with bounds stated by the user.
+
+Layout: `train.npz|csv|parquet` (and `test.*`, else a fixed share is held out), or idx files
+`train-images*`, `train-labels*` (and `test-…`, or MNIST's `t10k-…`). Nothing is learned from the
+records: bounds, classes and categories are public statements in the experiment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from fed_dp import seeds
+from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
+from fed_dp.data.formats import read_idx, read_npz, read_table
+from fed_dp.data.tables import Columns
+from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
+
+TABLES = (".csv", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class FolderOptions:
+    """What the user states about their own data."""
+
+    path: Path
+    bounds: Mapping[str, tuple[float, float]] | tuple[float, float]
+    classes: int | tuple[str, ...]
+    label: str | None = None
+    client: str | None = None
+    categories: Mapping[str, tuple[str, ...]] | None = None
+    test_fraction: float = 0.2
+
+
+def read_folder(options: FolderOptions) -> DataSet:
+    """Read the folder's training and test records."""
+    if not options.path.is_dir():
+        raise DataMissing(f"data.path = {str(options.path)!r}: no such folder")
+    train = _split("train", options)
+    if train is None:
+        found = ", ".join(sorted(p.name for p in options.path.iterdir())[:8]) or "nothing"
+        raise DataMissing(
+            f"data.path = {str(options.path)!r}: expected train.npz, train.csv, train.parquet or "
+            f"train-images*/train-labels* (idx), found {found}"
+        )
+    test = _split("test", options) or _split("t10k", options)
+    notes: tuple[str, ...] = ()
+    if test is None:
+        train, test = _hold_out(train, options.test_fraction)
+        notes = (f"no test file: {options.test_fraction:.0%} of the records held out at random",)
+    classes = options.classes if isinstance(options.classes, int) else len(options.classes)
+    return DataSet("folder", train, test, classes, *identity(), notes=notes)
+
+
+def _split(prefix: str, options: FolderOptions) -> Records | None:
+    folder = options.path
+    images, labels = (sorted(folder.glob(f"{prefix}-{kind}*")) for kind in ("images", "labels"))
+    if images and labels:
+        return _arrays(read_idx(images[0]), read_idx(labels[0]), options, images[0])
+    if (path := folder / f"{prefix}.npz").is_file():
+        return _arrays(*read_npz(path, ("X", "y")), options, path)
+    for suffix in TABLES:
+        if (path := folder / f"{prefix}{suffix}").is_file():
+            return _table(read_table(path), options, path)
+    return None
+
+
+def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path) -> Records:
+    if isinstance(options.bounds, Mapping):
+        raise ConfigError(f"data.bounds: {path.name} is an array; expected one pair, as in [0, 255]")
+    low, high = options.bounds
+    if not low < high:
+        raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
+    if len(x) != len(y):
+        raise DataCorrupt(f"{path}: {len(x)} inputs but {len(y)} labels")
+    if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
+        raise DataCorrupt(f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text")
+    if x.ndim == 3:  # grey images: one channel
+        x = x[:, None]
+    elif x.ndim == 4 and x.shape[-1] in (1, 3):  # channels last, as images are usually stored
+        x = x.transpose(0, 3, 1, 2)
+    scaled = 2 * (np.clip(x.astype(np.float32), low, high) - low) / (high - low) - 1
+    return Records(scaled.astype(np.float32), _labels(pd.Series(y), options, path))
+
+
+def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
+    for key, name in (("label", options.label), ("client", options.client)):
+        if name is None and key == "label":
+            raise ConfigError(f"data.label is missing: which column of {path.name} is the label?")
+        if name is not None and name not in table.columns:
+            raise ConfigError(
+                f"data.{key} = {name!r}: {path.name} has no such column; found: "
+                f"{', '.join(map(str, table.columns))}"
+            )
+    categories = dict(options.categories or {})
+    inputs = [c for c in map(str, table.columns) if c not in (options.label, options.client)]
+    if isinstance(options.bounds, Mapping):
+        bounds = dict(options.bounds)
+    else:
+        bounds = {name: options.bounds for name in inputs if name not in categories}
+    if unstated := [name for name in inputs if name not in bounds and name not in categories]:
+        raise ConfigError(
+            f"data.bounds has no entry for column {unstated[0]!r} of {path.name}: state its bounds "
+            "(or its categories); they are never taken from the data"
+        )
+    x: Floats = Columns(bounds, categories).encode(table, where=str(path))
+    owner = None if options.client is None else table[options.client].astype(str).to_numpy(np.str_)
+    return Records(x, _labels(table[options.label], options, path), owner)
+
+
+def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integers:
+    if isinstance(options.classes, tuple):
+        codes = pd.Index(list(options.classes)).get_indexer(column.astype("string").to_numpy(object))
+        wrong = codes < 0
+        allowed = ", ".join(options.classes)
+    else:
+        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        wrong = ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.classes)
+        codes = np.where(wrong, 0, values)
+        allowed = f"0..{options.classes - 1}"
+    if wrong.any():
+        row = int(np.flatnonzero(wrong)[0])
+        raise DataCorrupt(f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}")
+    return np.asarray(codes, np.int64)
+
+
+def _hold_out(records: Records, fraction: float) -> tuple[Records, Records]:
+    count = min(max(1, round(len(records) * fraction)), len(records) - 1)
+    order = seeds.generator(0, "hold-out").permutation(len(records))
+    parts = []
+    for rows in (np.sort(order[count:]), np.sort(order[:count])):
+        owner = None if records.owner is None else records.owner[rows]
+        parts.append(Records(records.x[rows], records.y[rows], owner))
+    return parts[0], parts[1]

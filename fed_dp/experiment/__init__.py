@@ -1,0 +1,30 @@
+"""Experiments: a frozen model of everything that decides a result, and how it is read."""
+
+from __future__ import annotations
+
+from fed_dp.experiment.schema import Data, Experiment, Psgd, Sgd
+from fed_dp.experiment.source import (
+    build,
+    from_run_config,
+    load_experiment,
+    override,
+    read_tables,
+    shipped,
+    to_run_config,
+    variants,
+)
+
+__all__ = [
+    "Data",
+    "Experiment",
+    "Psgd",
+    "Sgd",
+    "build",
+    "from_run_config",
+    "load_experiment",
+    "override",
+    "read_tables",
+    "shipped",
+    "to_run_config",
+    "variants",
+]

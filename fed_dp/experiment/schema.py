@@ -1,0 +1,265 @@
+"""The experiment: a frozen model of everything that decides a result. Unknown keys are errors."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+DataName = Literal[
+    "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "heart",
+    "lifesnaps", "folder",
+]  # fmt: skip
+ModelName = Literal["linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn"]
+
+
+class Section(BaseModel):
+    """A frozen part of an experiment that refuses unknown keys and wrong types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+# ------------------------------------------------------------------------------------- data
+
+
+class Iid(Section):
+    """Every record to exactly one client, at random, in equal shares."""
+
+    name: Literal["iid"] = "iid"
+
+
+class FixedFraction(Section):
+    """Each client draws its own fraction of all records; clients overlap (as in DSSGD's paper)."""
+
+    name: Literal["fraction"]
+    fraction: Fraction = 0.01
+
+
+class Dirichlet(Section):
+    """Class shares per client from a symmetric Dirichlet; small alpha means one-sided clients."""
+
+    name: Literal["dirichlet"]
+    alpha: Positive = 0.5
+    min_records: Count = 10
+
+
+class Shards(Section):
+    """Records sorted by label, cut into equal shards, `per_client` random shards each."""
+
+    name: Literal["shards"]
+    per_client: Count = 2
+
+
+class Natural(Section):
+    """One client per natural owner of the records: a writer, a hospital, a person."""
+
+    name: Literal["natural"]
+
+
+Partition = Annotated[
+    Iid | FixedFraction | Dirichlet | Shards | Natural, Field(discriminator="name")
+]
+Bounds = Annotated[tuple[float, float], Field(strict=False)]
+Words = Annotated[tuple[str, ...], Field(strict=False)]
+
+FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "test_fraction")
+
+
+class Data(Section):
+    """Which records, from where, and how they are divided among the clients."""
+
+    name: DataName = "digits"
+    path: str | None = None
+    partition: Partition = Iid()
+    # The rest describes a user's own data (name = "folder"). Bounds are public knowledge about
+    # the columns; they are never taken from the data, because that would reveal its extremes.
+    label: str | None = None
+    client: str | None = None
+    bounds: dict[str, Bounds] | Bounds | None = None
+    classes: Annotated[int, Field(ge=2)] | Words | None = None
+    categories: dict[str, Words] = {}
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+
+    @model_validator(mode="after")
+    def _folder_keys_only_for_folders(self) -> Data:
+        given = self.model_fields_set
+        if self.name == "folder":
+            for key in ("path", "bounds", "classes"):
+                if getattr(self, key) is None:
+                    raise ValueError(
+                        f"data.{key} is missing: data.name = 'folder' needs path, bounds and "
+                        "classes (and label, for tables)"
+                    )
+        elif extra := [key for key in FOLDER_KEYS if key in given]:
+            raise ValueError(
+                f"data.{extra[0]} is set, but only data.name = 'folder' takes it "
+                f"(data.name = {self.name!r})"
+            )
+        return self
+
+
+# -------------------------------------------------------------------------- model, clients, …
+
+
+class Model(Section):
+    """The network."""
+
+    name: ModelName = "small-mlp"
+
+
+class Clients(Section):
+    """How many clients, how many of them per round, and what each may use."""
+
+    count: Count = 30
+    fraction: Fraction = 1.0
+    cpus: Positive = 1.0
+    gpus: NonNegative = 0.0
+
+
+class Sgd(Section):
+    """Plain local SGD. No privacy."""
+
+    name: Literal["sgd"] = "sgd"
+    learning_rate: Positive = 0.1
+    learning_rate_decay: NonNegative = 0.0  # lr / (1 + decay · step), per mini-batch
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
+    batch_size: Count = 32
+    local_epochs: Count = 1
+
+
+class Psgd(Section):
+    """DP-SGD through Opacus. σ is calibrated for all rounds before the first step."""
+
+    name: Literal["psgd"]
+    learning_rate: Positive = 0.5
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    sample_rate: Fraction = 0.1  # q: chance of each record to be in a step's batch
+    local_epochs: Count = 1
+    clip: Positive = 1.0  # C: L2 bound on each record's gradient
+    gradients: Literal["auto", "hooks", "ghost"] = "auto"
+
+    @property
+    def steps_per_round(self) -> int:
+        """Steps of one round: a local epoch is 1/q steps."""
+        return self.local_epochs * max(1, round(1 / self.sample_rate))
+
+
+Trainer = Annotated[Sgd | Psgd, Field(discriminator="name")]
+PRIVATE_TRAINERS = ("psgd",)
+
+
+class Strategy(Section):
+    """What the server does with what it receives."""
+
+    name: Literal["averaging", "centralised", "standalone"] = "averaging"
+    exchange: Literal["parallel"] = "parallel"
+    upload_fraction: Fraction = 1.0  # θ_u
+    download_fraction: Fraction = 1.0  # θ_d
+
+
+class Privacy(Section):
+    """The budget of each site over the whole run, and how noise is drawn."""
+
+    budget_epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
+    variant: Literal["proved", "paper"] = "proved"
+    noise_source: Literal["simulation", "secure"] = "simulation"
+
+
+class Ray(Section):
+    """Which Ray cluster: none starts one on this machine."""
+
+    address: str | None = None
+
+
+class Experiment(Section):
+    """Everything that decides a result. `digest` identifies it."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "experiment"
+    description: str = ""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    rounds: Count = 10
+    evaluate_every: Count = 1
+    round_timeout: Positive = 3600.0  # seconds until a missing reply counts as failed
+    data: Data = Data()
+    model: Model = Model()
+    clients: Clients = Clients()
+    trainer: Trainer = Sgd()
+    strategy: Strategy = Strategy()
+    privacy: Privacy = Privacy()
+    ray: Ray = Ray()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Experiment:
+        trainer, privacy, strategy = self.trainer, self.privacy, self.strategy
+        if trainer.name in PRIVATE_TRAINERS:
+            for key in ("budget_epsilon", "delta"):
+                if getattr(privacy, key) is None:
+                    raise ValueError(
+                        f"privacy.{key} is missing: trainer.name = {trainer.name!r} needs "
+                        "privacy.budget_epsilon > 0 and 0 < privacy.delta < 1"
+                    )
+            if privacy.variant != "proved":
+                raise ValueError(
+                    f"privacy.variant = {privacy.variant!r}: trainer.name = {trainer.name!r} "
+                    "has only 'proved'"
+                )
+            if privacy.noise_source == "secure":
+                raise ValueError(
+                    "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
+                    "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
+                )
+        elif privacy.budget_epsilon is not None:
+            raise ValueError(
+                f"privacy.budget_epsilon = {privacy.budget_epsilon:g}: trainer.name = "
+                f"{trainer.name!r} adds no noise, so no budget can hold; allowed with: "
+                + ", ".join(PRIVATE_TRAINERS)
+            )
+        for key in ("upload_fraction", "download_fraction"):
+            if (share := getattr(strategy, key)) != 1:
+                raise ValueError(
+                    f"strategy.{key} = {share:g}: strategy.name = {strategy.name!r} "
+                    "exchanges the whole model; allowed: 1.0"
+                )
+        if strategy.name == "centralised" and self.clients.fraction != 1:
+            raise ValueError(
+                f"clients.fraction = {self.clients.fraction:g}: strategy.name = 'centralised' "
+                "pools all clients' records; allowed: 1.0"
+            )
+        return self
+
+    @property
+    def private(self) -> bool:
+        """Whether the trainer spends privacy budget."""
+        return self.trainer.name in PRIVATE_TRAINERS
+
+    @property
+    def nodes(self) -> int:
+        """How many Flower nodes take part: one when all records are pooled."""
+        return 1 if self.strategy.name == "centralised" else self.clients.count
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of what decides the result: not its name, its words, or the machine it runs on."""
+        content = self.model_dump(mode="json", exclude={"name", "description", "ray"})
+        for key in ("cpus", "gpus"):
+            del content["clients"][key]
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def tables(self) -> dict[str, Any]:
+        """Return the resolved experiment as plain tables, without empty keys, for TOML or JSON."""
+        dumped: dict[str, Any] = self.model_dump(mode="json", exclude_none=True)
+        if self.data.name != "folder":
+            for key in FOLDER_KEYS:
+                dumped["data"].pop(key, None)
+        return dumped

@@ -1,0 +1,210 @@
+"""Where experiments come from: shipped names, TOML files, `--set` overrides, Flower's run config."""
+
+from __future__ import annotations
+
+import copy
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+import fed_dp
+from fed_dp.errors import ConfigError
+from fed_dp.experiment.schema import Experiment
+
+Tables = dict[str, Any]
+SHIPPED = Path(fed_dp.__file__).parent / "simulations" / "experiments"
+
+
+def shipped() -> dict[str, Path]:
+    """Return the experiments that come with the package, by name."""
+    return {path.stem: path for path in sorted(SHIPPED.glob("*.toml"))}
+
+
+def read_tables(source: str | Path) -> Tables:
+    """Read an experiment's tables from a shipped name or a TOML file; `name` defaults to its stem."""
+    path = Path(source)
+    if not path.is_file():
+        known = shipped()
+        if str(source) not in known:
+            raise ConfigError(
+                f"experiment {str(source)!r}: neither a file nor a shipped experiment; "
+                f"shipped: {', '.join(known)}"
+            )
+        path = known[str(source)]
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    tables.setdefault("name", path.stem)
+    return tables
+
+
+def variants(tables: Tables) -> dict[str, Tables]:
+    """Split a file into its variants: the base with each `[variants.NAME]` laid over it.
+
+    A file without variants is its own only variant, under its own name.
+    """
+    base = copy.deepcopy(tables)
+    listed = base.pop("variants", {})
+    if not isinstance(listed, dict) or not all(isinstance(v, dict) for v in listed.values()):
+        raise ConfigError("variants: expected tables, as in [variants.NAME]")
+    if not listed:
+        return {str(base.get("name", "experiment")): base}
+    return {
+        name: _merge(base, {**changes, "name": f"{base['name']}-{name}"})
+        for name, changes in listed.items()
+    }
+
+
+def override(tables: Tables, assignments: Sequence[str]) -> Tables:
+    """Apply `a.b=value` assignments; the value is read as TOML, or else taken as a string."""
+    result = copy.deepcopy(tables)
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        parts = key.strip().split(".")
+        if not equals or not all(parts):
+            raise ConfigError(f"--set {assignment!r}: expected KEY=VALUE, as in rounds=20")
+        change: Any = _toml_value(text.strip())
+        for part in reversed(parts):
+            change = {part: change}
+        result = _merge(result, change)
+    return result
+
+
+def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment:
+    """Validate tables into an Experiment; every mistake is one line naming key, value, allowed."""
+    tables = copy.deepcopy(dict(tables))
+    data = tables.get("data")
+    if isinstance(data, dict):
+        if isinstance(data.get("partition"), str):  # partition = "iid" is short for a table
+            data["partition"] = {"name": data["partition"]}
+        if isinstance(data.get("path"), str):  # workers run in other folders
+            data["path"] = str(Path(data["path"]).expanduser().absolute())
+    trainer = tables.get("trainer")
+    if isinstance(trainer, dict):
+        trainer.setdefault("name", "sgd")
+    try:
+        return Experiment.model_validate(tables)
+    except ValidationError as error:
+        lines: dict[str, list[str]] = {}
+        for detail in error.errors():
+            subject, expected = _explain(dict(detail))
+            lines.setdefault(subject, []).append(expected)
+        raise ConfigError(
+            "\n".join(f"{where}: {subject}{' or '.join(parts)}" for subject, parts in lines.items())
+        ) from None
+
+
+def load_experiment(source: str | Path, assignments: Sequence[str] = ()) -> Experiment:
+    """Load one experiment; a file with several variants must be asked for one: `NAME:VARIANT`."""
+    name, colon, wanted = str(source).partition(":")
+    found = variants(read_tables(name if colon else source))
+    if colon and wanted not in found:
+        raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
+    if not colon and len(found) > 1:
+        raise ConfigError(
+            f"experiment {name!r} has variants ({', '.join(found)}): name one, as in "
+            f"{name}:{next(iter(found))}"
+        )
+    tables = found[wanted] if colon else next(iter(found.values()))
+    return build(override(tables, assignments), where=str(source))
+
+
+def to_run_config(experiment: Experiment) -> dict[str, bool | float | int | str]:
+    """Pack an experiment into Flower's run config (flat scalars only)."""
+    return {"experiment-json": json.dumps(experiment.tables()), "experiment": experiment.name}
+
+
+def from_run_config(config: Mapping[str, bool | float | int | str]) -> Experiment:
+    """Read the experiment of a Flower run: packed whole, or a name or file with overrides."""
+    if packed := str(config.get("experiment-json", "")):
+        return build(json.loads(packed))
+    assignments = str(config.get("set", "")).split()
+    return load_experiment(str(config.get("experiment", "")), assignments)
+
+
+def _merge(base: Tables, changes: Tables) -> Tables:
+    """Lay `changes` over `base`. A table with another `name` replaces the old one's own keys."""
+    result = dict(base)
+    for key, new in changes.items():
+        old = result.get(key)
+        if isinstance(new, dict) and isinstance(old, str):  # partition = "x", then partition.y
+            old = {"name": old}
+        if isinstance(new, dict) and isinstance(old, dict):
+            if key in ("trainer", "partition") and new.get("name", old.get("name")) != old.get("name"):
+                old = {}
+            result[key] = _merge(old, new)
+        else:
+            result[key] = copy.deepcopy(new)
+    return result
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _explain(detail: dict[str, Any]) -> tuple[str, str]:
+    """Say what is wrong with which key, in two halves: the subject, and what was expected."""
+    context = detail.get("ctx", {})
+    keys, model = _without_tags([str(part) for part in detail["loc"]])
+    key = ".".join(keys)
+    kind = detail["type"]
+    if kind == "extra_forbidden":
+        allowed = list(model.model_fields) if model else []
+        close = get_close_matches(keys[-1], allowed, n=1)
+        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        return f"unknown key {key} = {detail['input']!r}", f"{hint}; allowed: {', '.join(allowed)}"
+    if kind == "union_tag_invalid":
+        return f"{key}.name = {context['tag']!r}: expected one of ", context["expected_tags"]
+    if kind == "union_tag_not_found":
+        return f"{key}.name is missing", ""
+    if kind == "value_error":
+        return str(context["error"]), ""
+    return f"{key} = {detail['input']!r}: expected ", _WORDS.get(kind, _plain(detail["msg"]))
+
+
+_WORDS = {
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "dict_type": "a table",
+    "tuple_type": "a list",
+}
+
+
+def _plain(message: str) -> str:
+    message = message.removeprefix("Input should be ")
+    return message[0].lower() + message[1:]
+
+
+def _without_tags(path: list[str]) -> tuple[list[str], type[BaseModel] | None]:
+    """Drop what pydantic adds to a location (union tags, types); find the model it points into."""
+    keys: list[str] = []
+    model: type[BaseModel] | None = Experiment
+    members: dict[str, type[BaseModel]] = {}
+    for part in path:
+        if part in members:
+            model, members = members[part], {}
+            continue
+        if "[" in part or part == "constrained-int":
+            continue
+        keys.append(part)
+        field = model.model_fields.get(part) if model else None
+        choices = [a for a in (field.annotation, *get_args(field.annotation)) if _is_section(a)] if field else []
+        members = {get_args(m.model_fields["name"].annotation)[0]: m for m in choices if len(choices) > 1}
+        if len(choices) == 1:
+            model = choices[0]
+    return keys, model
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)

@@ -1,0 +1,88 @@
+"""A network as one flat vector: what is sent, selected and added is a float32 array."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
+from torch import nn
+
+from fed_dp import seeds
+from fed_dp.models.networks import Shape, build
+
+Vector = NDArray[np.float32]
+
+
+class FlatNetwork:
+    """A network whose parameters are views into one flat tensor, and whose gradients into another.
+
+    An optimizer over the single `parameter` steps all of them in one operation.
+    """
+
+    def __init__(self, name: str, shape: Shape, classes: int, device: torch.device | None = None) -> None:
+        self.name = name
+        self.network = build(name, shape, classes).to(device or torch.device("cpu"))
+        parameters = list(self.network.parameters())
+        self.parameter = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
+        self.gradient = torch.zeros_like(self.parameter)
+        self.parameter.grad = self.gradient
+        start = 0
+        for p in parameters:
+            end = start + p.numel()
+            p.data = self.parameter.data[start:end].view_as(p)
+            p.grad = self.gradient[start:end].view_as(p)
+            start = end
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self.parameter.numel()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the network lives."""
+        return self.parameter.device
+
+    def load(self, weights: Vector) -> None:
+        """Overwrite all parameters."""
+        self.parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
+
+    def weights(self) -> Vector:
+        """Return a copy of all parameters."""
+        return self.parameter.detach().cpu().numpy().copy()
+
+
+def use_one_thread() -> None:
+    """Let this process compute on one thread; clients get their parallelism from processes."""
+    if torch.get_num_threads() != 1:
+        torch.set_num_threads(1)
+
+
+def initial_weights(name: str, shape: Shape, classes: int, *, seed: int) -> Vector:
+    """Return freshly initialised weights; the same seed gives the same weights everywhere."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.integer(seed, "initial weights"))
+        return FlatNetwork(name, shape, classes).weights()
+
+
+class Evaluator:
+    """Accuracy and loss of given weights on fixed records."""
+
+    def __init__(self, name: str, shape: Shape, classes: int, x: Vector, y: NDArray[np.int64]) -> None:
+        self._net = FlatNetwork(name, shape, classes)
+        self._net.network.eval()
+        self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
+
+    def scores(self, weights: Vector) -> dict[str, float]:
+        """Return accuracy, mean negative log-likelihood and, for two classes, the AUC."""
+        self._net.load(weights)
+        with torch.no_grad():
+            output = torch.cat([self._net.network(x) for x in self._x.split(1000)])
+        scores = {
+            "accuracy": float((output.argmax(1) == self._y).double().mean()),
+            "loss": float(nn.functional.nll_loss(output.double(), self._y)),
+        }
+        if output.shape[1] == 2 and 0 < self._y.sum() < len(self._y):
+            scores["auc"] = float(roc_auc_score(self._y.numpy(), output[:, 1].numpy()))
+        return scores

@@ -1,0 +1,1 @@
+"""What leaves a site and what comes back: the contract between strategies and clients."""

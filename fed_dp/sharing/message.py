@@ -1,0 +1,52 @@
+"""What a message holds: the names that strategies and clients agree on, and what may arrive.
+
+Download (server → site): arrays {WEIGHTS}, config {ROUND}.
+Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {EVENTS}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp.errors import UploadRefused
+
+ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
+WEIGHTS, CHANGE = "weights", "change"
+ROUND, RECORDS, EVENTS, PARTITION, SECONDS = "round", "records", "events", "partition-id", "seconds"
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A site's change of all parameters, with the public number of its records."""
+
+    change: Vector
+    records: int
+    events: str = "[]"  # JSON; read by accounting
+    metrics: dict[str, float] = field(default_factory=dict)
+    bytes: int = 0
+
+
+def check_vector(values: Any, *, size: int, what: str) -> Vector:
+    """Return `values` if it is a finite float32 vector of `size`; refuse it otherwise, saying why."""
+    if not isinstance(values, np.ndarray) or values.dtype != np.float32:
+        found = getattr(values, "dtype", type(values).__name__)
+        raise UploadRefused(f"{what}: expected float32, found {found}")
+    if values.shape != (size,):
+        raise UploadRefused(f"{what}: expected shape ({size},), found {values.shape}")
+    if not np.isfinite(values).all():
+        position = int(np.flatnonzero(~np.isfinite(values))[0])
+        raise UploadRefused(f"{what}: {values[position]} at index {position}, expected finite values")
+    return values
+
+
+def check_records(records: Any, *, announced: int) -> int:
+    """Return the number of records if it is the one the site announced when the run began."""
+    if not isinstance(records, int) or records != announced:
+        raise UploadRefused(f"{RECORDS} = {records!r}: the site announced {announced} when the run began")
+    return records

@@ -1,0 +1,152 @@
+"""Our own Grid: the project's ServerApp and ClientApp, unchanged, without Flower's simulation engine.
+
+Node ids are 1..N in client order and replies come back in the order of the messages, so the same
+seed gives the same result. A node's Context is kept here between messages, as a SuperNode would.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from abc import abstractmethod
+from collections.abc import Iterable
+from pathlib import Path
+from uuid import uuid4
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fed_dp.errors import FedDpError, ResumeError
+from fed_dp.sharing.message import PARTITION
+
+RUN_ID = 1
+SERVER_NODE = 0
+CLIENT_RAISED = 2  # Flower's ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+Config = dict[str, bool | float | int | str]
+Job = tuple[Message, Context]
+
+
+def identify() -> None:
+    """Tell Flower which run this process serves; `Message(...)` needs it outside of Flower's engines."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = RUN_ID, SERVER_NODE, 0
+
+
+def answer(app: ClientApp, message: Message, context: Context) -> Job:
+    """Run the ClientApp on one message; an exception becomes an error reply and changes no state."""
+    try:
+        changed = Context(
+            context.run_id,
+            context.node_id,
+            context.node_config,
+            copy.copy(context.state),
+            context.run_config,
+        )
+        return app(message, changed), changed
+    except Exception as error:  # whatever a client raises, the round goes on without it
+        name = "" if isinstance(error, FedDpError) else f"{type(error).__name__}: "
+        return Message(Error(CLIENT_RAISED, f"{name}{error}"), reply_to=message), context
+
+
+class SimulationGrid(Grid):
+    """A Grid over simulated nodes. Subclasses say where their ClientApps run."""
+
+    def __init__(self, nodes: int, run_config: Config) -> None:
+        identify()
+        self._run = Run.create_empty(RUN_ID)
+        self.contexts = {
+            node: Context(RUN_ID, node, {PARTITION: node - 1, "num-partitions": nodes}, RecordDict(), run_config)
+            for node in range(1, nodes + 1)
+        }
+
+    @abstractmethod
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Start work on the messages; return their ids."""
+
+    @abstractmethod
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies that are ready."""
+
+    def close(self) -> None:
+        """Let go of what the grid holds."""
+
+    def stamp(self, message: Message) -> str:
+        """Give a message its id."""
+        identity = str(uuid4())
+        message.metadata.__dict__["_message_id"] = identity
+        return identity
+
+    # ------------------------------------------------------------- Flower's interface, simple parts
+
+    def set_run(self, run: Run) -> None:
+        """Set the run this grid serves."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run this grid serves."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Create a message (deprecated by Flower in favour of `Message(...)`)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return all node ids, in client order."""
+        return list(self.contexts)
+
+    # ------------------------------------------------------------------------------ checkpoint
+
+    def save(self, folder: Path, done: int) -> None:
+        """Write what the nodes keep between rounds, as old as the server's checkpoint `done`."""
+        states = {node: context.state for node, context in self.contexts.items()}
+        target = folder / "checkpoint" / f"clients-{done:06d}.pickle"
+        partial = target.with_suffix(".part")
+        with partial.open("wb") as out:
+            pickle.dump(states, out)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(target)
+
+    def load(self, folder: Path, done: int) -> None:
+        """Read back what `save` wrote. Only ever read from a run folder of your own (it is a pickle)."""
+        path = folder / "checkpoint" / f"clients-{done:06d}.pickle"
+        try:
+            states = pickle.loads(path.read_bytes())
+        except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
+            raise ResumeError(f"{path} cannot be read ({error}): start a new run") from None
+        if set(states) != set(self.contexts):
+            raise ResumeError(f"{path} holds {len(states)} clients, the experiment {len(self.contexts)}")
+        for node, state in states.items():
+            self.contexts[node].state = state
+
+
+class InProcessGrid(SimulationGrid):
+    """All clients in this process, one after the other: for tests and the quickest runs."""
+
+    def __init__(self, nodes: int, run_config: Config, app: ClientApp) -> None:
+        super().__init__(nodes, run_config)
+        self._app = app
+        self._replies: dict[str, Message] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Answer the messages at once."""
+        ids = []
+        for message in messages:
+            ids.append(self.stamp(message))
+            node = message.metadata.dst_node_id
+            self._replies[ids[-1]], self.contexts[node] = answer(self._app, message, self.contexts[node])
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies, in the order asked for."""
+        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Answer the messages; nothing can be late."""
+        return self.pull_messages(self.push_messages(messages))

@@ -1,0 +1,57 @@
+"""Progress of a run in a terminal: round, accuracy, ε spent of budget, bytes, time left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from fed_dp.experiment import Experiment
+from fed_dp.strategies.rounds import Silent
+from fed_dp.strategies.run_folder import Line
+
+
+class ProgressBar(Silent):
+    """A live bar; the failures of a round stay on the screen above it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console,
+        )
+        self._task: TaskID | None = None
+        self._budget: float | None = None
+        self._accuracy = ""
+        self._bytes = [0, 0]
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """Show the bar."""
+        self._budget = experiment.privacy.budget_epsilon
+        self._bar.start()
+        self._task = self._bar.add_task(experiment.name, total=experiment.rounds, completed=done, status="")
+
+    def round_done(self, line: Line) -> None:
+        """Move the bar."""
+        assert self._task is not None
+        for client, why in list(line["failures"].items())[:3]:
+            self._console.print(f"  round {line['round']}: client {client} failed: {why}", markup=False)
+        if "accuracy" in line:
+            self._accuracy = f"accuracy {line['accuracy']:.4f}"
+        cost = line["epsilon"]
+        spent = f"ε {cost['max']:.2f} of {self._budget:g}" if cost else "no privacy"
+        self._bytes[0] += line["bytes"]["uploaded"]
+        self._bytes[1] += line["bytes"]["downloaded"]
+        traffic = f"↑ {self._bytes[0] / 1e6:.1f} ↓ {self._bytes[1] / 1e6:.1f} MB"
+        self._bar.update(self._task, completed=line["round"], status=f"{self._accuracy} · {spent} · {traffic}")
+        if line["round"] == self._bar.tasks[0].total:
+            self.stop()
+
+    def stop(self) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()

@@ -1,0 +1,125 @@
+"""report.html: one self-contained page with the accuracy curves, drawn from metrics and summaries."""
+
+from __future__ import annotations
+
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fed_dp.strategies.run_folder import Line, write_atomically
+
+Summary = Mapping[str, Any]
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
+table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; border-bottom: 1px solid #ddd }
+th { text-align: left } td.number { text-align: right; font-variant-numeric: tabular-nums }
+svg { max-width: 100%; height: auto } small { color: #666 }
+"""
+
+
+def cost_text(summary: Summary) -> str:
+    """Return a run's privacy in a few words, the total first."""
+    cost = summary["privacy"]
+    if cost is None:
+        return "no privacy"
+    return f"ε = {cost['epsilon_total']:.2f}, δ = {cost['delta']:g}, {cost['guarantee']}"
+
+
+def write_report(
+    path: Path, name: str, results: Mapping[str, Summary], lines: Mapping[str, Sequence[Line]]
+) -> None:
+    """Write the page."""
+    rows = "\n".join(_row(variant, summary) for variant, summary in results.items())
+    statements = "\n".join(
+        f"<h3>{html.escape(variant)}</h3>{_statement(summary)}"
+        for variant, summary in results.items()
+        if summary["privacy"] is not None
+    )
+    first = next(iter(results.values()))
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in first["data"]["notes"])
+    page = f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title><style>{_STYLE}</style></head>
+<body>
+<h1>{html.escape(name)}</h1>
+<p>Data: {html.escape(first["data"]["name"])}, {first["data"]["train"]:,} training and
+{first["data"]["test"]:,} test records, partition {html.escape(first["data"]["partition"])};
+model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,} parameters.</p>
+<ul>{notes}</ul>
+<table><tr><th>run</th><th>trainer, strategy</th><th>clients</th><th>rounds</th><th>accuracy</th>
+<th>best</th><th>privacy, whole run</th><th>MB up / down</th><th>seconds</th></tr>
+{rows}
+</table>
+<h2>Test accuracy by round</h2>
+{_curves(lines)}
+<h2>What privacy it cost</h2>
+{statements or "<p>No run was private.</p>"}
+<p><small>Drawn from metrics.jsonl and summary.json beside this page. Experiment digests:
+{html.escape(", ".join(f"{v} {s['digest'][:12]}" for v, s in results.items()))}.</small></p>
+</body></html>
+"""
+    write_atomically(path, page.encode())
+
+
+def _row(variant: str, summary: Summary) -> str:
+    accuracy, sent = summary["accuracy"], summary["bytes"]
+    cells = [
+        f"<td>{html.escape(variant)}</td>",
+        f"<td>{html.escape(summary['trainer'])}, {html.escape(summary['strategy'])}</td>",
+        f'<td class="number">{summary["clients"]}</td>',
+        f'<td class="number">{summary["rounds"]}</td>',
+        f'<td class="number">{accuracy["final"]:.4f}</td>',
+        f'<td class="number">{accuracy["best"]:.4f}</td>',
+        f"<td>{html.escape(cost_text(summary))}</td>",
+        f'<td class="number">{sent["uploaded"] / 1e6:.2f} / {sent["downloaded"] / 1e6:.2f}</td>',
+        f'<td class="number">{summary["seconds"]["total"]:.1f}</td>',
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _statement(summary: Summary) -> str:
+    cost = summary["privacy"]
+    pairs = {
+        "total over the whole run": f"ε = {cost['epsilon_total']:.4f}, δ = {cost['delta']:g}",
+        "one round alone": f"ε = {cost['epsilon_per_round']:.4f} at the same δ",
+        "budget of each site": f"ε = {cost['budget_epsilon']:g}",
+        "guarantee": cost["guarantee"],
+        "unit": f"one {cost['unit']}",
+        "neighbours": cost["neighbours"],
+        "scope": cost["scope"],
+        "noise": cost["noise_source"]
+        + (" (seeded, not secure: for simulation only)" if cost["noise_source"] == "simulation" else ""),
+        "why": cost["reason"],
+        "assumptions": "; ".join(cost["assumptions"]),
+    }
+    rows = "".join(f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in pairs.items())
+    return f"<table>{rows}</table>"
+
+
+def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fed_dp", "font.size": 11}):
+        figure = Figure(figsize=(9, 4.2), layout="constrained")
+        axes = figure.subplots()
+        for variant, rounds in lines.items():
+            scored = [line for line in rounds if "accuracy" in line]
+            axes.plot(
+                [line["round"] for line in scored],
+                [line["accuracy"] for line in scored],
+                marker="o",
+                markersize=3,
+                label=variant,
+            )
+        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
+        axes.grid(alpha=0.3)
+        axes.legend()
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    drawn = out.getvalue()
+    return drawn[drawn.index("<svg") :]

@@ -1,0 +1,100 @@
+"""Running one experiment: our ServerApp and ClientApp over our own Grid, in a run folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.app import Context, RecordDict
+
+from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.experiment.federation import federation, load
+from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
+from fed_dp.strategies.app import RUN_FOLDER, make_server_app
+from fed_dp.strategies.rounds import Observer
+from fed_dp.strategies.run_folder import Line, RunFolder, new_path
+
+Engine = Literal["ray", "in-process"]
+
+
+class _WithClients:
+    """An observer that adds the clients' state to every checkpoint and passes everything on."""
+
+    def __init__(self, observer: Observer, grid: SimulationGrid) -> None:
+        self._observer, self._grid = observer, grid
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        self._observer.started(experiment, folder, done)
+
+    def round_done(self, line: Line) -> None:
+        self._observer.round_done(line)
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        self._grid.save(folder, done)
+        self._observer.checkpoint(folder, done)
+
+    def restore(self, folder: Path, done: int) -> None:
+        self._grid.load(folder, done)
+        self._observer.restore(folder, done)
+
+
+def simulate(
+    experiment: Experiment,
+    *,
+    observer: Observer,
+    engine: Engine = "ray",
+    root: Path = Path("runs"),
+    folder: Path | None = None,
+) -> tuple[Path, dict[str, Any]]:
+    """Run (or go on with) one experiment; return its run folder and its summary.
+
+    `folder` that holds an unfinished run of this experiment is resumed; a finished one is returned.
+    """
+    federation(experiment)  # a wrong data set or an impossible partition is told before Ray starts
+    path = folder or new_path(root, experiment.name)
+    if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
+        return path, json.loads((done.path / "summary.json").read_text())
+    config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
+    with _grid(engine, experiment, config) as grid:
+        app = make_server_app(_WithClients(observer, grid))
+        app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
+    return path, json.loads((path / "summary.json").read_text())
+
+
+@contextmanager
+def session(engine: Engine, experiment: Experiment) -> Iterator[None]:
+    """Hold one Ray session for several runs; with the in-process engine there is none."""
+    if engine == "in-process":
+        yield
+        return
+    from fed_dp.simulations.ray_grid import ray_session
+
+    with ray_session(experiment.ray.address):
+        yield
+
+
+@contextmanager
+def _grid(engine: Engine, experiment: Experiment, config: Config) -> Iterator[SimulationGrid]:
+    if engine == "in-process":
+        from fed_dp.clients.app import app
+
+        yield InProcessGrid(experiment.nodes, config, app)
+        return
+    from fed_dp.simulations.ray_grid import Pool, RayGrid
+
+    clients = experiment.clients
+    with session(engine, experiment):
+        pool = Pool(
+            clients=experiment.nodes,
+            cpus=clients.cpus,
+            gpus=clients.gpus,
+            section=experiment.data,
+            dataset=load(experiment.data),
+        )
+        try:
+            yield RayGrid(experiment.nodes, config, pool)
+        finally:
+            pool.close()

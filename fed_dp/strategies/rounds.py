@@ -1,0 +1,210 @@
+"""The round loop: ask, combine, score, record, checkpoint; from the start or from a checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from flwr.app import ArrayRecord, ConfigRecord
+from flwr.serverapp import Grid
+
+from fed_dp.accounting import Event, Statement, from_json, spent, statement, to_json
+from fed_dp.errors import ResumeError
+from fed_dp.experiment import Experiment
+from fed_dp.experiment.federation import Federation, federation
+from fed_dp.models import Evaluator, initial_weights, use_one_thread
+from fed_dp.strategies.averaging import Averaging
+from fed_dp.strategies.baselines import Centralised, Standalone
+from fed_dp.strategies.exchange import SiteStrategy
+from fed_dp.strategies.run_folder import Line, RunFolder
+from fed_dp.strategies.sites import discover
+
+STRATEGIES: dict[str, type[SiteStrategy]] = {
+    "averaging": Averaging,
+    "centralised": Centralised,
+    "standalone": Standalone,
+}
+
+
+class Observer(Protocol):
+    """Who watches a run: a progress bar, a log, a checkpoint of the clients."""
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """The run begins (done = 0) or resumes after round `done`."""
+
+    def round_done(self, line: Line) -> None:
+        """A round is over; its line is in metrics.jsonl."""
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        """Round `done` is about to be checkpointed: write now what must be as old as it."""
+
+    def restore(self, folder: Path, done: int) -> None:
+        """The run resumes after round `done`: read back what `checkpoint` wrote."""
+
+
+class Silent:
+    """An observer that does nothing; a starting point for others."""
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def round_done(self, line: Line) -> None:
+        """Do nothing."""
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def restore(self, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+
+def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: Observer) -> dict[str, Any]:
+    """Run all rounds that are not done yet; return the summary, which is also in the folder."""
+    use_one_thread()
+    members = federation(experiment)
+    data = members.dataset
+    network = (experiment.model.name, data.shape, data.classes)
+    evaluator = Evaluator(*network, data.inputs(data.test), data.test.y)
+    sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
+    strategy = STRATEGIES[experiment.strategy.name](
+        initial_weights(*network, seed=experiment.seed),
+        sites,
+        fraction=experiment.clients.fraction,
+        seed=experiment.seed,
+    )
+    done, lines = _resume(folder, strategy, observer)
+    events: dict[int, list[Event]] = defaultdict(list)
+    for line in lines:
+        for event in from_json(line["events"]):
+            events[event.client].append(event)
+    observer.started(experiment, folder.path, done)
+    arrays, config = ArrayRecord(), ConfigRecord()  # the state lives in the strategy
+    for turn in range(done + 1, experiment.rounds + 1):
+        began = time.perf_counter()
+        messages = strategy.configure_train(turn, arrays, config, grid)
+        replies = grid.send_and_receive(messages, timeout=experiment.round_timeout)
+        strategy.aggregate_train(turn, replies)
+        trained = time.perf_counter()
+        for event in strategy.tally.events:
+            events[event.client].append(event)
+        last = turn == experiment.rounds
+        scores = strategy.scores(evaluator) if last or turn % experiment.evaluate_every == 0 else {}
+        line = _line(turn, strategy, scores, trained - began, _spent(experiment, events))
+        folder.append(line)
+        lines.append(line)
+        observer.checkpoint(folder.path, turn)
+        folder.save(turn, strategy.state())
+        observer.round_done(line)
+    summary = _summary(experiment, members, strategy, lines, events)
+    folder.finish(summary)
+    return summary
+
+
+def _resume(folder: RunFolder, strategy: SiteStrategy, observer: Observer) -> tuple[int, list[Line]]:
+    checkpoint = folder.latest()
+    if checkpoint is None:
+        return 0, folder.rewind(0)
+    done, state = checkpoint
+    if state["weights"].shape != strategy.weights.shape:
+        raise ResumeError(
+            f"{folder.path}: its checkpoint has {state['weights'].size} parameters, "
+            f"the model {strategy.weights.size}"
+        )
+    strategy.restore(state)
+    observer.restore(folder.path, done)
+    return done, folder.rewind(done)
+
+
+def _spent(experiment: Experiment, events: dict[int, list[Event]]) -> dict[str, float] | None:
+    delta = experiment.privacy.delta
+    if delta is None or not events:
+        return None
+    each = sorted(spent(own, delta=delta) for own in events.values())
+    return {"min": each[0], "median": each[len(each) // 2], "max": each[-1]}
+
+
+def _line(
+    turn: int, strategy: SiteStrategy, scores: dict[str, float], seconds: float, cost: dict[str, float] | None
+) -> Line:
+    tally = strategy.tally
+    return {
+        "round": turn,
+        **scores,
+        "epsilon": cost,
+        "clients": {"asked": tally.asked, "uploaded": tally.uploads, "failed": len(tally.failed)},
+        "failures": {str(client): why for client, why in sorted(tally.failed.items())},
+        "bytes": {"uploaded": tally.bytes_uploaded, "downloaded": tally.bytes_downloaded},
+        "seconds": seconds,
+        "client_seconds": tally.client_seconds,
+        "events": to_json(tally.events),
+    }
+
+
+def _summary(
+    experiment: Experiment,
+    members: Federation,
+    strategy: SiteStrategy,
+    lines: Sequence[Line],
+    events: dict[int, list[Event]],
+) -> dict[str, Any]:
+    scored = [line for line in lines if "accuracy" in line]
+    uploads = sum(line["clients"]["uploaded"] for line in lines)
+    asked = sum(line["clients"]["asked"] for line in lines)
+    seconds = sum(line["seconds"] for line in lines)
+    cost = _statement(experiment, members, events)
+    summary: dict[str, Any] = {
+        "experiment": experiment.name,
+        "digest": experiment.digest,
+        "data": {
+            "name": members.dataset.name,
+            "train": len(members.dataset.train),
+            "test": len(members.dataset.test),
+            "partition": experiment.data.partition.name,
+            "notes": list(members.dataset.notes),
+        },
+        "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
+        "trainer": experiment.trainer.name,
+        "strategy": experiment.strategy.name,
+        "clients": experiment.nodes,
+        "rounds": experiment.rounds,
+        "accuracy": {
+            "final": scored[-1]["accuracy"],
+            "best": max(line["accuracy"] for line in scored),
+        },
+        "seconds": {"total": seconds, "per_client_round": seconds / uploads},
+        "bytes": {
+            "uploaded": sum(line["bytes"]["uploaded"] for line in lines),
+            "downloaded": sum(line["bytes"]["downloaded"] for line in lines),
+            "dense": 4 * int(strategy.weights.size) * asked,
+        },
+        "failures": sum(line["clients"]["failed"] for line in lines),
+        "privacy": None if cost is None else cost.tables(),
+        "versions": {"flwr": _version("flwr"), "torch": _version("torch"), "opacus": _version("opacus")},
+    }
+    if "auc" in scored[-1]:
+        summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
+    return summary
+
+
+def _statement(
+    experiment: Experiment, members: Federation, events: dict[int, list[Event]]
+) -> Statement | None:
+    privacy = experiment.privacy
+    if privacy.delta is None or privacy.budget_epsilon is None:
+        return None
+    return statement(
+        events,
+        delta=privacy.delta,
+        budget_epsilon=privacy.budget_epsilon,
+        sites_per_record=members.sites_per_record,
+        noise_source=privacy.noise_source,
+    )
+
+
+def _version(package: str) -> str:
+    from importlib.metadata import version
+
+    return version(package)

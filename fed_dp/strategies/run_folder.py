@@ -1,0 +1,144 @@
+"""A run folder: what a run leaves behind, written so that a crash at any moment loses one round.
+
+    experiment.toml   the resolved experiment, with its digest
+    metrics.jsonl     one line per round, flushed
+    checkpoint/       server state after the last finished round
+    summary.json      the result; its presence says that the run is finished
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from fed_dp.errors import ResumeError, RunError
+from fed_dp.experiment import Experiment, build
+
+Line = dict[str, Any]
+
+
+class RunFolder:
+    """One run's folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment: Experiment) -> RunFolder:
+        """Make a new folder and write the experiment into it."""
+        try:
+            (path / "checkpoint").mkdir(parents=True)
+            text = f"# resolved; digest {experiment.digest}\n{tomli_w.dumps(experiment.tables())}"
+            write_atomically(path / "experiment.toml", text.encode())
+        except OSError as error:
+            raise RunError(f"run folder {path} cannot be written: {error.strerror}") from None
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: Path, experiment: Experiment) -> RunFolder:
+        """Open a folder to resume it; it must belong to the same experiment."""
+        found = cls(path).experiment()
+        if found.digest != experiment.digest:
+            raise ResumeError(
+                f"{path} was made by another experiment (digest {found.digest[:12]}, now "
+                f"{experiment.digest[:12]}): resume it with its own settings, or start a new run"
+            )
+        return cls(path)
+
+    def experiment(self) -> Experiment:
+        """Read the experiment that made this folder."""
+        try:
+            return build(tomllib.loads((self.path / "experiment.toml").read_text()), where=str(self.path))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ResumeError(f"{self.path} is not a run folder: {error}") from None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has its summary."""
+        return (self.path / "summary.json").is_file()
+
+    # ---------------------------------------------------------------------------- metrics
+
+    def append(self, line: Line) -> None:
+        """Add one round's line and force it to disk."""
+        with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as out:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def lines(self) -> list[Line]:
+        """Return the rounds written so far; a half-written last line is left out."""
+        path = self.path / "metrics.jsonl"
+        lines: list[Line] = []
+        for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            try:
+                lines.append(json.loads(text))
+            except json.JSONDecodeError:
+                break
+        return lines
+
+    def rewind(self, done: int) -> list[Line]:
+        """Drop lines of rounds after `done` (they were written, but not checkpointed)."""
+        kept = [line for line in self.lines() if line["round"] <= done]
+        text = "".join(json.dumps(line) + "\n" for line in kept)
+        write_atomically(self.path / "metrics.jsonl", text.encode())
+        return kept
+
+    # ------------------------------------------------------------------------- checkpoint
+
+    def save(self, done: int, state: Mapping[str, np.ndarray]) -> None:
+        """Write the server state after round `done`, then drop older ones."""
+        target = self.path / "checkpoint" / f"server-{done:06d}.npz"
+        partial = target.with_suffix(".part")
+        with partial.open("wb") as out:
+            np.savez(out, **state)  # type: ignore[arg-type]
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(target)
+        for old in (self.path / "checkpoint").iterdir():
+            number = old.stem.rpartition("-")[2]
+            if number.isdigit() and int(number) < done:
+                old.unlink(missing_ok=True)
+
+    def latest(self) -> tuple[int, dict[str, np.ndarray]] | None:
+        """Return the last checkpoint: how many rounds are done, and the server state."""
+        found = sorted((self.path / "checkpoint").glob("server-*.npz"))
+        if not found:
+            return None
+        try:
+            with np.load(found[-1], allow_pickle=False) as archive:
+                return int(found[-1].stem.rpartition("-")[2]), dict(archive)
+        except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+            raise ResumeError(f"{found[-1]} is damaged ({error}): delete it and resume, or start anew") from None
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary: the run is finished."""
+        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+
+
+def new_path(root: Path, name: str) -> Path:
+    """Return a fresh folder name under `root`: NAME-TIME, with a number if that is taken."""
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    for suffix in ("", *(f"-{i}" for i in range(2, 1000))):
+        if not (path := root / (stem + suffix)).exists():
+            return path
+    raise RunError(f"{root} is full of folders called {stem}")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that readers see the old content or the new, never a part."""
+    partial = path.with_name(path.name + ".part")
+    with partial.open("wb") as out:
+        out.write(content)
+        out.flush()
+        os.fsync(out.fileno())
+    partial.replace(path)
