@@ -153,31 +153,26 @@ def _interrupt(*_: object) -> NoReturn:
 
 
 def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
+    from fed_dp.accounting import Statement
     from fed_dp.simulations.report import cost_text
 
     results = summary.get("runs") or {next(iter(variants)): summary}
     table = Table(title=summary["experiment"])
-    for heading in ("run", "trainer", "strategy", "clients", "accuracy", "best"):
-        table.add_column(heading, justify="right" if heading in ("clients", "accuracy", "best") else "left")
+    table.add_column("run")
+    for heading in ("clients", "accuracy", "best", "MB sent", "seconds"):
+        table.add_column(heading, justify="right")
     table.add_column("privacy, whole run")
-    table.add_column("MB up / down", justify="right")
-    table.add_column("s", justify="right")
     for name, result in results.items():
-        sent = result["bytes"]
         table.add_row(
             name,
-            result["trainer"],
-            result["strategy"],
             str(result["clients"]),
             f"{result['accuracy']['final']:.4f}",
             f"{result['accuracy']['best']:.4f}",
-            cost_text(result),
-            f"{sent['uploaded'] / 1e6:.1f} / {sent['downloaded'] / 1e6:.1f}",
+            f"{(result['bytes']['uploaded'] + result['bytes']['downloaded']) / 1e6:.1f}",
             f"{result['seconds']['total']:.1f}",
+            cost_text(result),
         )
     console.print(table)
-    from fed_dp.accounting import Statement
-
     for name, result in results.items():
         for note in result["data"]["notes"]:
             console.print(f"{name}: {note}", soft_wrap=True)

@@ -72,7 +72,7 @@ def train(message: Message, context: Context) -> Message:
     place, client = _at_work(context)
     arrays, config = message.content[names.ARRAYS], message.content[names.CONFIG]
     assert isinstance(arrays, ArrayRecord) and isinstance(config, ConfigRecord)
-    weights = arrays[names.WEIGHTS].numpy()
+    weights = names.from_npy(arrays[names.WEIGHTS].data)
     x, y = place.federation.client(client)
     turn = config[names.ROUND]
     assert isinstance(turn, int)

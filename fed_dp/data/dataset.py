@@ -70,8 +70,7 @@ class DataSet:
 
     def inputs(self, records: Records, indices: Integers | slice = slice(None)) -> Floats:
         """Return the chosen records' inputs as float32, ready for a network."""
-        values = records.x[indices].astype(np.float32)
-        values *= self.scale
+        values: Floats = np.multiply(records.x[indices], self.scale, dtype=np.float32)
         values += self.shift
         return values
 

@@ -15,42 +15,38 @@ Vector = NDArray[np.float32]
 
 
 class FlatNetwork:
-    """A network whose parameters are views into one flat tensor, and whose gradients into another.
+    """A network whose parameters are views into one flat tensor.
 
-    An optimizer over the single `parameter` steps all of them in one operation.
+    Loading and reading all weights is one copy; layers and optimizers see ordinary parameters.
     """
 
     def __init__(self, name: str, shape: Shape, classes: int, device: torch.device | None = None) -> None:
         self.name = name
         self.network = build(name, shape, classes).to(device or torch.device("cpu"))
-        parameters = list(self.network.parameters())
-        self.parameter = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
-        self.gradient = torch.zeros_like(self.parameter)
-        self.parameter.grad = self.gradient
+        self.parameters = list(self.network.parameters())
+        self._flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
-        for p in parameters:
-            end = start + p.numel()
-            p.data = self.parameter.data[start:end].view_as(p)
-            p.grad = self.gradient[start:end].view_as(p)
-            start = end
+        for p in self.parameters:
+            p.data = self._flat[start : start + p.numel()].view_as(p)
+            start += p.numel()
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return self.parameter.numel()
+        return self._flat.numel()
 
     @property
     def device(self) -> torch.device:
         """Where the network lives."""
-        return self.parameter.device
+        return self._flat.device
 
     def load(self, weights: Vector) -> None:
         """Overwrite all parameters."""
-        self.parameter.data.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
+        self._flat.copy_(torch.tensor(weights))
 
     def weights(self) -> Vector:
         """Return a copy of all parameters."""
-        return self.parameter.detach().cpu().numpy().copy()
+        return self._flat.cpu().numpy().copy()
 
 
 def use_one_thread() -> None:

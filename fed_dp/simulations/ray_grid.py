@@ -13,13 +13,14 @@ import os
 import signal
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import ray
-from flwr.app import Error, Message
+from flwr.app import ArrayRecord, Context, Error, Message
 from ray.exceptions import RayActorError, RayError
 
 from fed_dp.data import DataSet
@@ -27,6 +28,7 @@ from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Data
 from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer, identify
 
+AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver
 TRIES = 3  # how often a message may lose its actor before its client counts as failed
 WORKER_DIED = 1  # Flower's ErrorCode for an unknown reason
 _ENVIRONMENT = {
@@ -68,6 +70,14 @@ def ray_session(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
+@dataclass(frozen=True, slots=True)
+class _Parcel:
+    """A message on its way to an actor, without the records that many messages have in common."""
+
+    message: Message
+    common: dict[str, Any]  # name of the record -> where it lies in Ray's object store
+
+
 class _Worker:
     """The actor: it runs the project's ClientApp on batches of messages."""
 
@@ -78,9 +88,17 @@ class _Worker:
         identify()
         adopt(section, dataset)
         self._app = app
+        self._common: dict[Any, ArrayRecord] = {}  # records of this round
 
-    def answer(self, jobs: list[Job]) -> list[Job]:
-        return [answer(self._app, message, context) for message, context in jobs]
+    def answer(self, jobs: list[tuple[_Parcel, Context]]) -> list[Job]:
+        return [answer(self._app, self._unpack(parcel), context) for parcel, context in jobs]
+
+    def _unpack(self, parcel: _Parcel) -> Message:
+        for name, reference in parcel.common.items():
+            if reference not in self._common:
+                self._common = {reference: ray.get(reference)}
+            parcel.message.content[name] = self._common[reference]
+        return parcel.message
 
 
 class Pool:
@@ -120,19 +138,29 @@ class RayGrid(SimulationGrid):
     def __init__(self, nodes: int, run_config: Config, pool: Pool) -> None:
         super().__init__(nodes, run_config)
         self._pool = pool
-        self._idle = list(pool.actors)
-        self._waiting: deque[Message] = deque()
-        self._running: dict[Any, tuple[Any, list[Message]]] = {}
+        self._free = AHEAD * list(pool.actors)  # an actor stands here once per batch it can still take
+        self._waiting: deque[_Parcel] = deque()
+        self._running: dict[Any, tuple[Any, list[_Parcel]]] = {}
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Message] = {}
         self._forgotten: set[str] = set()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue the messages and hand them to idle actors."""
+        """Queue the messages and hand them to actors; what many share (the model) travels once."""
+        messages = list(messages)
+        uses = Counter(id(record) for m in messages for record in m.content.array_records.values())
+        stored: dict[int, Any] = {}
         ids = []
         for message in messages:
             ids.append(self.stamp(message))
-            self._waiting.append(message)
+            common = {}
+            for name, record in list(message.content.array_records.items()):
+                if uses[id(record)] > 1:
+                    if id(record) not in stored:
+                        stored[id(record)] = ray.put(record)
+                    common[name] = stored[id(record)]
+                    del message.content[name]
+            self._waiting.append(_Parcel(message, common))
         self._dispatch()
         return ids
 
@@ -148,29 +176,29 @@ class RayGrid(SimulationGrid):
         while any(i not in self._replies for i in ids) and (left := deadline - time.monotonic()) > 0:
             self._collect(min(left, 1.0))
         self._forgotten.update(i for i in ids if i not in self._replies)
-        self._waiting = deque(m for m in self._waiting if m.metadata.message_id not in self._forgotten)
+        self._waiting = deque(p for p in self._waiting if _id(p) not in self._forgotten)
         return [self._replies.pop(i) for i in ids if i in self._replies]
 
     def _dispatch(self) -> None:
-        busy = {m.metadata.dst_node_id for _, batch in self._running.values() for m in batch}
-        while self._idle and (batch := self._next_batch(busy)):
-            actor = self._idle.pop()
-            jobs = [(message, self.contexts[message.metadata.dst_node_id]) for message in batch]
+        busy = {_node(parcel) for _, batch in self._running.values() for parcel in batch}
+        while self._free and (batch := self._next_batch(busy)):
+            actor = self._free.pop(0)
+            jobs = [(parcel, self.contexts[_node(parcel)]) for parcel in batch]
             self._running[actor.answer.remote(jobs)] = actor, batch
-            busy |= {m.metadata.dst_node_id for m in batch}
+            busy.update(map(_node, batch))
 
-    def _next_batch(self, busy: set[int]) -> list[Message]:
+    def _next_batch(self, busy: set[int]) -> list[_Parcel]:
         """Take a share of the queue: large for few calls, small for even finishing. One node, one turn."""
-        size = max(1, min(16, len(self._waiting) // (2 * self._pool.size)))
-        batch: list[Message] = []
+        size = max(2, min(16, len(self._waiting) // (AHEAD * self._pool.size)))
+        batch: list[_Parcel] = []
         nodes = set(busy)
         for _ in range(len(self._waiting)):
-            message = self._waiting.popleft()
-            if len(batch) < size and message.metadata.dst_node_id not in nodes:
-                batch.append(message)
-                nodes.add(message.metadata.dst_node_id)
+            parcel = self._waiting.popleft()
+            if len(batch) < size and _node(parcel) not in nodes:
+                batch.append(parcel)
+                nodes.add(_node(parcel))
             else:
-                self._waiting.append(message)
+                self._waiting.append(parcel)
         return batch
 
     def _collect(self, timeout: float) -> None:
@@ -183,39 +211,47 @@ class RayGrid(SimulationGrid):
                 answers = ray.get(reference)
             except RayActorError:
                 self._replace(actor)
-                for message in batch:
-                    self._again(message)
+                for parcel in batch:
+                    self._again(parcel)
                 continue
             except RayError as error:  # the batch cannot be read back: its clients fail, the run goes on
-                self._idle.append(actor)
-                for message in batch:
-                    self._fail(message, f"worker: {str(error).splitlines()[0]}")
+                self._free.append(actor)
+                for parcel in batch:
+                    self._fail(parcel, f"worker: {str(error).splitlines()[0]}")
                 continue
-            self._idle.append(actor)
-            for message, (reply, context) in zip(batch, answers, strict=True):
-                self.contexts[message.metadata.dst_node_id] = context
-                self._keep(message, reply)
+            self._free.append(actor)
+            for parcel, (reply, context) in zip(batch, answers, strict=True):
+                self.contexts[_node(parcel)] = context
+                self._keep(parcel, reply)
         self._dispatch()
 
     def _replace(self, dead: Any) -> None:
-        fresh = self._pool.start()
-        self._pool.actors[self._pool.actors.index(dead)] = fresh
-        self._idle.append(fresh)
+        if dead in self._pool.actors:  # not replaced yet by the failure of its other batch
+            fresh = self._pool.start()
+            self._pool.actors[self._pool.actors.index(dead)] = fresh
+            self._free = [actor for actor in self._free if actor != dead] + AHEAD * [fresh]
 
-    def _again(self, message: Message) -> None:
-        identity = message.metadata.message_id
+    def _again(self, parcel: _Parcel) -> None:
+        identity = _id(parcel)
         self._losses[identity] = self._losses.get(identity, 0) + 1
         if self._losses[identity] < TRIES:
-            self._waiting.appendleft(message)
+            self._waiting.appendleft(parcel)
         else:
-            self._fail(message, f"its worker process died {TRIES} times")
+            self._fail(parcel, f"its worker process died {TRIES} times")
 
-    def _fail(self, message: Message, reason: str) -> None:
-        self._keep(message, Message(Error(WORKER_DIED, reason), reply_to=message))
+    def _fail(self, parcel: _Parcel, reason: str) -> None:
+        self._keep(parcel, Message(Error(WORKER_DIED, reason), reply_to=parcel.message))
 
-    def _keep(self, message: Message, reply: Message) -> None:
-        identity = message.metadata.message_id
-        if identity in self._forgotten:
+    def _keep(self, parcel: _Parcel, reply: Message) -> None:
+        if (identity := _id(parcel)) in self._forgotten:
             self._forgotten.discard(identity)
         else:
             self._replies[identity] = reply
+
+
+def _id(parcel: _Parcel) -> str:
+    return parcel.message.metadata.message_id
+
+
+def _node(parcel: _Parcel) -> int:
+    return parcel.message.metadata.dst_node_id

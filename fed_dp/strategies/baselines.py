@@ -18,9 +18,13 @@ from fed_dp.strategies.sites import Site
 class Centralised(Averaging):
     """All records in one place: averaging over the one node that holds them all."""
 
+    shares = False
+
 
 class Standalone(SiteStrategy):
     """Every site trains alone from the same start; nothing is shared. Scores are means over sites."""
+
+    shares = False
 
     def __init__(
         self, weights: Vector, sites: Sequence[Site], *, fraction: float = 1.0, seed: int = 0

@@ -46,6 +46,8 @@ class SiteStrategy(Strategy):
     some strategies keep more than one vector; `state` and `restore` make it resumable.
     """
 
+    shares = True  # a baseline that shares nothing sends no bytes, whatever the simulation moves
+
     def __init__(
         self, weights: Vector, sites: Sequence[Site], *, fraction: float = 1.0, seed: int = 0
     ) -> None:
@@ -95,7 +97,7 @@ class SiteStrategy(Strategy):
         for site in self.chosen(server_round):
             content = self.download(site, whole)
             self.tally.asked += 1
-            self.tally.bytes_downloaded += _bytes(content)
+            self.tally.bytes_downloaded += _bytes(content) if self.shares else 0
             messages.append(
                 Message(
                     RecordDict({names.ARRAYS: content, names.CONFIG: order}),
@@ -154,7 +156,7 @@ class SiteStrategy(Strategy):
                 continue
             uploads[site.client] = site, upload
             self.tally.events += events
-            self.tally.bytes_uploaded += upload.bytes
+            self.tally.bytes_uploaded += upload.bytes if self.shares else 0
             self.tally.client_seconds += upload.metrics.get(names.SECONDS, 0.0)
         for site in by_node.values():
             if site.client not in uploads:
@@ -171,7 +173,7 @@ class SiteStrategy(Strategy):
             assert isinstance(arrays, ArrayRecord)
             assert isinstance(metrics, MetricRecord)
             assert isinstance(config, ConfigRecord)
-            change, records = arrays[names.CHANGE].numpy(), metrics[names.RECORDS]
+            change, records = names.from_npy(arrays[names.CHANGE].data), metrics[names.RECORDS]
             events = str(config[names.EVENTS])
         except (KeyError, AssertionError, ValueError, TypeError, EOFError) as error:
             raise UploadRefused(f"not an upload: {type(error).__name__} {error}") from None
