@@ -39,7 +39,12 @@ def main() -> None:
             with session("ray", build(workload.tables(data))):
                 pairs.append((seconds_per_client_round(data, Path(runs)), baseline))
     value, baseline = sorted(pairs, key=lambda pair: pair[0] / pair[1])[PAIRS // 2]
-    print("pairs:", ", ".join(f"{v / b:.3f}" for v, b in pairs), "median", statistics.median(v / b for v, b in pairs))
+    print(
+        "pairs:",
+        ", ".join(f"{v / b:.3f}" for v, b in pairs),
+        "median",
+        statistics.median(v / b for v, b in pairs),
+    )
     entries.add(
         "overhead/averaging",
         value=1e3 * value,

@@ -12,12 +12,23 @@ from pathlib import Path
 LATEST = Path(__file__).parent / "latest.json"
 
 
-def add(name: str, *, value: float, unit: str, baseline: float | None, ratio: float | None, limit: float) -> None:
+def add(
+    name: str, *, value: float, unit: str, baseline: float | None, ratio: float | None, limit: float
+) -> None:
     """Add one entry to latest.json. What is compared with the limit is the ratio, or else the value."""
     entries = json.loads(LATEST.read_text()) if LATEST.is_file() else {}
-    entries[name] = {"value": value, "unit": unit, "baseline": baseline, "ratio": ratio, "limit": limit}
+    entries[name] = {
+        "value": value,
+        "unit": unit,
+        "baseline": baseline,
+        "ratio": ratio,
+        "limit": limit,
+    }
     LATEST.write_text(json.dumps(entries, indent=2) + "\n")
-    print(f"{name}: {value:.4g} {unit}" + (f", {ratio:.3f} × baseline" if ratio is not None else ""), file=sys.stderr)
+    print(
+        f"{name}: {value:.4g} {unit}" + (f", {ratio:.3f} × baseline" if ratio is not None else ""),
+        file=sys.stderr,
+    )
 
 
 def over(entry: dict[str, float | None]) -> bool:

@@ -22,8 +22,12 @@ def main() -> int:
     entries = json.loads(LATEST.read_text()) if LATEST.is_file() else {}
     table = Table("benchmark", "value", "baseline", "ratio", "limit", "")
     for name, entry in entries.items():
-        numbers = (f"{entry[key]:.4g}" if entry[key] is not None else "" for key in ("baseline", "ratio", "limit"))
-        table.add_row(name, f"{entry['value']:.4g} {entry['unit']}", *numbers, "OVER" if over(entry) else "ok")
+        numbers = (
+            f"{entry[key]:.4g}" if entry[key] is not None else "" for key in ("baseline", "ratio", "limit")
+        )
+        table.add_row(
+            name, f"{entry['value']:.4g} {entry['unit']}", *numbers, "OVER" if over(entry) else "ok"
+        )
     Console().print(table)
     for name in failed:
         print(f"error: {name} failed", file=sys.stderr)

@@ -69,7 +69,12 @@ def _bare(clients: int) -> tuple[float, float]:
 
     torch.set_num_threads(1)
     model = nn.Sequential(
-        nn.Linear(1024, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10), nn.LogSoftmax(1)
+        nn.Linear(1024, 128),
+        nn.ReLU(),
+        nn.Linear(128, 64),
+        nn.ReLU(),
+        nn.Linear(64, 10),
+        nn.LogSoftmax(1),
     )
     start_weights = {key: value.clone() for key, value in model.state_dict().items()}
     x, y = torch.randn(clients, RECORDS, 1024), torch.randint(0, 10, (clients, RECORDS))

@@ -28,7 +28,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 experiments = typer.Typer(help="The experiments that come with the package.", no_args_is_help=True)
-data = typer.Typer(help="The data sets: what is there, whether it is whole, how to get it.", no_args_is_help=True)
+data = typer.Typer(
+    help="The data sets: what is there, whether it is whole, how to get it.", no_args_is_help=True
+)
 app.add_typer(experiments, name="experiments")
 app.add_typer(data, name="data")
 
@@ -67,12 +69,14 @@ def simulate(
     ],
     settings: Settings = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the newest unfinished run of this experiment.")
+        bool,
+        typer.Option("--resume", help="Go on with the newest unfinished run of this experiment."),
     ] = False,
     engine: Annotated[str, typer.Option(help="ray: many processes; in-process: one, for tiny runs.")] = "ray",
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print summary.json to standard output, the rest to standard error.")
+        bool,
+        typer.Option("--json", help="Print summary.json to standard output, the rest to standard error."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -245,7 +249,9 @@ def check_data(
     for name in names:
         _known(name)
         found = read(name, path)
-        owners = "" if found.train.owner is None else f", {len(set(found.train.owner.tolist()))} natural clients"
+        owners = (
+            "" if found.train.owner is None else f", {len(set(found.train.owner.tolist()))} natural clients"
+        )
         print(
             f"{name}: good; {len(found.train):,} training and {len(found.test):,} test records of shape "
             f"{found.shape}, {found.classes} classes{owners}"
@@ -258,7 +264,8 @@ def check_data(
 def fetch_data(
     names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
     mirror: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="Take the files from this mirror instead.")
+        str | None,
+        typer.Option("--from", metavar="URL", help="Take the files from this mirror instead."),
     ] = None,
 ) -> None:
     """Download data sets from their public homes; each file is checked before it appears."""

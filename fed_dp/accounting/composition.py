@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 import dp_accounting
+from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
 from dp_accounting.pld import PLDAccountant
 
 from fed_dp.accounting.events import SampledGaussian
@@ -49,7 +50,7 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
             bracket_interval=dp_accounting.LowerEndpointAndGuess(0.25, 1.0),
             tol=1e-3,
         )
-    except (dp_accounting.NoBracketIntervalFoundError, ValueError) as error:
+    except (NoBracketIntervalFoundError, ValueError) as error:
         raise PrivacyError(
             f"no noise multiplier ≥ 0.25 fits ε = {epsilon:g}, δ = {delta:g} over {steps} steps at "
             f"sample rate {sample_rate:g}: {error}"

@@ -36,7 +36,8 @@ class SgdTrainer:
         velocity: list[Tensor] = []
         for _ in range(config.local_epochs):
             order = torch.randperm(len(y), generator=shuffle).to(net.device)
-            batches = zip(x[order].split(config.batch_size), y[order].split(config.batch_size), strict=True)
+            size = config.batch_size
+            batches = zip(torch.split(x[order], size), torch.split(y[order], size), strict=True)
             for inputs, labels in batches:
                 loss = functional.nll_loss(net.network(inputs), labels)
                 self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)

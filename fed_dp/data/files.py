@@ -72,13 +72,13 @@ def fetch(
             out.flush()
             os.fsync(out.fileno())
         if (found := _digest(temporary)) != file.sha256:
-            raise DataCorrupt(
-                f"{url}: sha256 {found[:16]}…, expected {file.sha256[:16]}…; nothing was kept"
-            )
+            raise DataCorrupt(f"{url}: sha256 {found[:16]}…, expected {file.sha256[:16]}…; nothing was kept")
         temporary.replace(path)
     except (urllib.error.URLError, OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise DataError(f"cannot fetch {url} ({reason}): download it elsewhere and put it at {path}") from None
+        raise DataError(
+            f"cannot fetch {url} ({reason}): download it elsewhere and put it at {path}"
+        ) from None
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)

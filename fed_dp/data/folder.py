@@ -64,7 +64,8 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
     if images and labels:
         return _arrays(read_idx(images[0]), read_idx(labels[0]), options, images[0])
     if (path := folder / f"{prefix}.npz").is_file():
-        return _arrays(*read_npz(path, ("X", "y")), options, path)
+        x, y = read_npz(path, ("X", "y"))
+        return _arrays(x, y, options, path)
     for suffix in TABLES:
         if (path := folder / f"{prefix}{suffix}").is_file():
             return _table(read_table(path), options, path)
@@ -80,7 +81,9 @@ def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path
     if len(x) != len(y):
         raise DataCorrupt(f"{path}: {len(x)} inputs but {len(y)} labels")
     if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
-        raise DataCorrupt(f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text")
+        raise DataCorrupt(
+            f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text"
+        )
     if x.ndim == 3:  # grey images: one channel
         x = x[:, None]
     elif x.ndim == 4 and x.shape[-1] in (1, 3):  # channels last, as images are usually stored
@@ -116,17 +119,21 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
 
 def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integers:
     if isinstance(options.classes, tuple):
-        codes = pd.Index(list(options.classes)).get_indexer(column.astype("string").to_numpy(object))
+        codes = pd.Index(list(options.classes)).get_indexer(pd.Index(column.astype("string")))
         wrong = codes < 0
         allowed = ", ".join(options.classes)
     else:
         values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-        wrong = ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.classes)
+        wrong = (
+            ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.classes)
+        )
         codes = np.where(wrong, 0, values)
         allowed = f"0..{options.classes - 1}"
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
-        raise DataCorrupt(f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}")
+        raise DataCorrupt(
+            f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}"
+        )
     return np.asarray(codes, np.int64)
 
 

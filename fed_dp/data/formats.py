@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import scipy.io
 from numpy.typing import NDArray
+from scipy.io.matlab import MatReadError
 
 from fed_dp.errors import DataCorrupt, DataError, DataMissing
 
@@ -53,7 +54,7 @@ def read_idx(path: Path) -> NDArray[Any]:
 def read_npz(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
     """Read named arrays of an npz file; pickled objects are refused."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
             if missing := [name for name in names if name not in archive.files]:
                 raise DataCorrupt(
                     f"{path} has no array {missing[0]!r}; expected {', '.join(names)}, "
@@ -73,7 +74,7 @@ def read_mat(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
         return tuple(np.asarray(found[name]) for name in names)
     except KeyError as error:
         raise DataCorrupt(f"{path} has no array {error}; expected {', '.join(names)}") from None
-    except (ValueError, TypeError, OSError, NotImplementedError) as error:
+    except (MatReadError, ValueError, TypeError, OSError, NotImplementedError) as error:
         raise DataCorrupt(f"{path} is truncated or not a MATLAB file: {error}") from None
 
 
@@ -102,7 +103,8 @@ def read_table(path: Path, **options: Any) -> pd.DataFrame:
     try:
         if path.suffix == ".parquet":
             return pd.read_parquet(path)
-        return pd.read_csv(path, **options)
+        table: pd.DataFrame = pd.read_csv(path, **options)
+        return table
     except ImportError:
         raise DataError(f"{path}: Parquet needs the extra: pip install 'fed_dp[parquet]'") from None
     except FileNotFoundError:

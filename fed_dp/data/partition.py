@@ -39,7 +39,13 @@ def fixed_fraction(records: int, *, clients: int, fraction: float, rng: Generato
 
 
 def dirichlet(
-    labels: Integers, *, clients: int, alpha: float, min_records: int, rng: Generator, tries: int = 20
+    labels: Integers,
+    *,
+    clients: int,
+    alpha: float,
+    min_records: int,
+    rng: Generator,
+    tries: int = 20,
 ) -> Parts:
     """Divide each class by shares from a symmetric Dirichlet(alpha); small alpha: one-sided clients."""
     _enough(len(labels), clients, min_records)

@@ -57,7 +57,11 @@ def _digits(_: Path, __: tuple[File, ...]) -> DataSet:
     labels = bunch.target.astype(np.int64)
     test = every_nth(len(labels), 5)
     return DataSet(
-        "digits", Records(images[~test], labels[~test]), Records(images[test], labels[test]), 10, *identity()
+        "digits",
+        Records(images[~test], labels[~test]),
+        Records(images[test], labels[test]),
+        10,
+        *identity(),
     )
 
 
@@ -68,24 +72,42 @@ _WRITERS_HOME = "https://raw.githubusercontent.com/facebookresearch/qmnist/maste
 _MNIST = tuple(
     File(name, digest, _MNIST_HOME + name)
     for name, digest in (
-        ("train-images-idx3-ubyte.gz", "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
-        ("train-labels-idx1-ubyte.gz", "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
-        ("t10k-images-idx3-ubyte.gz", "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
-        ("t10k-labels-idx1-ubyte.gz", "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
+        (
+            "train-images-idx3-ubyte.gz",
+            "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        ),
+        (
+            "train-labels-idx1-ubyte.gz",
+            "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        ),
+        (
+            "t10k-images-idx3-ubyte.gz",
+            "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        ),
+        (
+            "t10k-labels-idx1-ubyte.gz",
+            "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6",
+        ),
     )
 )
 _WRITERS = tuple(
     File(f"../mnist_writers/{name}", digest, _WRITERS_HOME + name)
     for name, digest in (
-        ("qmnist-train-labels-idx2-int.gz", "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f"),
-        ("qmnist-test-labels-idx2-int.gz", "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06"),
+        (
+            "qmnist-train-labels-idx2-int.gz",
+            "2c05dc77f6b916b38e455e97ab129a42a444f3dbef09b278a366f82904e0dd9f",
+        ),
+        (
+            "qmnist-test-labels-idx2-int.gz",
+            "9fbcbe594c3766fdf4f0b15c5165dc0d1e57ac604e01422608bb72c906030d06",
+        ),
     )
 )
 
 
 def _mnist_records(folder: Path, images: File, labels: File) -> Records:
     x, y = read_idx(verified(folder, images)), read_idx(verified(folder, labels))
-    return Records(x[:, None], y.astype(np.int64))
+    return Records(x[:, None].astype(np.uint8), y.astype(np.int64))
 
 
 def _mnist(folder: Path, files: tuple[File, ...]) -> DataSet:
@@ -95,9 +117,8 @@ def _mnist(folder: Path, files: tuple[File, ...]) -> DataSet:
 
 def _mnist_32(folder: Path, files: tuple[File, ...]) -> DataSet:
     small = _mnist(folder, files)
-    train, test = (
-        Records(np.pad(r.x, ((0, 0), (0, 0), (2, 2), (2, 2))), r.y) for r in (small.train, small.test)
-    )
+    frame = ((0, 0), (0, 0), (2, 2), (2, 2))
+    train, test = (Records(np.pad(r.x, frame).astype(np.uint8), r.y) for r in (small.train, small.test))
     return DataSet("mnist-32", train, test, 10, *MNIST_32)
 
 
@@ -254,9 +275,8 @@ def _adult(folder: Path, files: tuple[File, ...]) -> DataSet:
         income = table["income"].str.rstrip(".")
         if not income.isin(["<=50K", ">50K"]).all():
             raise DataCorrupt(f"{path}: column 'income' holds other values than <=50K and >50K")
-        splits.append(
-            Records(ADULT_COLUMNS.encode(table, where=str(path)), (income == ">50K").to_numpy(np.int64))
-        )
+        rich = (income == ">50K").to_numpy().astype(np.int64)
+        splits.append(Records(ADULT_COLUMNS.encode(table, where=str(path)), rich))
     return DataSet("adult", splits[0], splits[1], 2, *identity())
 
 
@@ -308,10 +328,14 @@ def _heart(folder: Path, files: tuple[File, ...]) -> DataSet:
     for name in HEART_COLUMNS.categories:
         table[name] = table[name].map(lambda value: f"{value:.0f}", na_action="ignore")
     x = HEART_COLUMNS.encode(table, where=str(folder))
-    y = (table["num"] > 0).to_numpy(np.int64)
+    y = (table["num"] > 0).to_numpy().astype(np.int64)
     owner, test = table["hospital"].to_numpy(np.str_), table["test"].to_numpy(bool)
     return DataSet(
-        "heart", Records(x[~test], y[~test], owner[~test]), Records(x[test], y[test], owner[test]), 2, *identity()
+        "heart",
+        Records(x[~test], y[~test], owner[~test]),
+        Records(x[test], y[test], owner[test]),
+        2,
+        *identity(),
     )
 
 
@@ -341,7 +365,7 @@ LIFESNAPS_COLUMNS = Columns(
 
 
 def _lifesnaps(folder: Path, files: tuple[File, ...]) -> DataSet:
-    """Person-days with steps; label: does the person's next day with steps have more of them?
+    """Read person-days with steps. Label: the person's next day with steps has more of them.
 
     The last fifth of each person's days is the test set, so no one is tested on their past.
     """
@@ -377,7 +401,11 @@ SOURCES: dict[str, Source] = {
     "mnist": Source("mnist", (_MNIST,), _mnist, "MNIST, 28×28"),
     "mnist-32": Source("mnist", (_MNIST,), _mnist_32, "MNIST in a 32×32 frame (DSSGD's paper)"),
     "mnist-writers": Source(
-        "mnist", ((*_MNIST, *_WRITERS),), _mnist_writers, "MNIST, 28×28, with each digit's writer", "writers"
+        "mnist",
+        ((*_MNIST, *_WRITERS),),
+        _mnist_writers,
+        "MNIST, 28×28, with each digit's writer",
+        "writers",
     ),
     "svhn": Source("svhn", (_SVHN, _SVHN_SUBSET), _svhn, "street view house numbers, 32×32×3"),
     "cifar10": Source("cifar10", (_CIFAR, _CIFAR_SUBSET), _cifar10, "CIFAR-10, 32×32×3"),

@@ -53,7 +53,7 @@ class Columns:
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _category(self, column: pd.Series[str], values: Sequence[str], where: str) -> Floats:
-        codes = pd.Index(list(values)).get_indexer(column.astype("string").to_numpy(object))
+        codes = pd.Index(list(values)).get_indexer(pd.Index(column.astype("string")))
         unknown = (codes < 0) & ~(column.isna().to_numpy() if self.gaps else np.zeros(len(column), bool))
         if unknown.any():
             row = int(np.flatnonzero(unknown)[0])
@@ -69,4 +69,5 @@ class Columns:
 
 def every_nth(count: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     """Mark every n-th row: a fixed test split that depends on no record's value."""
-    return np.arange(count) % n == n - 1
+    marks: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.arange(count) % n == n - 1
+    return marks

@@ -65,7 +65,9 @@ def _read(section: Data) -> DataSet:
     path = None if section.path is None else Path(section.path)
     if section.name != "folder":
         return data.read(section.name, path)
-    assert path is not None and section.bounds is not None and section.classes is not None  # by schema
+    assert path is not None  # these three by schema
+    assert section.bounds is not None
+    assert section.classes is not None
     return data.read_folder(
         data.FolderOptions(
             path,

@@ -64,9 +64,7 @@ class Natural(Section):
     name: Literal["natural"]
 
 
-Partition = Annotated[
-    Iid | FixedFraction | Dirichlet | Shards | Natural, Field(discriminator="name")
-]
+Partition = Annotated[Iid | FixedFraction | Dirichlet | Shards | Natural, Field(discriminator="name")]
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -100,8 +98,7 @@ class Data(Section):
                     )
         elif extra := [key for key in FOLDER_KEYS if key in given]:
             raise ValueError(
-                f"data.{extra[0]} is set, but only data.name = 'folder' takes it "
-                f"(data.name = {self.name!r})"
+                f"data.{extra[0]} is set, but only data.name = 'folder' takes it (data.name = {self.name!r})"
             )
         return self
 

@@ -58,8 +58,7 @@ def variants(tables: Tables) -> dict[str, Tables]:
     if not listed:
         return {str(base.get("name", "experiment")): base}
     return {
-        name: _merge(base, {**changes, "name": f"{base['name']}-{name}"})
-        for name, changes in listed.items()
+        name: _merge(base, {**changes, "name": f"{base['name']}-{name}"}) for name, changes in listed.items()
     }
 
 
@@ -199,7 +198,9 @@ def _without_tags(path: list[str]) -> tuple[list[str], type[BaseModel] | None]:
             continue
         keys.append(part)
         field = model.model_fields.get(part) if model else None
-        choices = [a for a in (field.annotation, *get_args(field.annotation)) if _is_section(a)] if field else []
+        choices = (
+            [a for a in (field.annotation, *get_args(field.annotation)) if _is_section(a)] if field else []
+        )
         members = {get_args(m.model_fields["name"].annotation)[0]: m for m in choices if len(choices) > 1}
         if len(choices) == 1:
             model = choices[0]

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
-from torch import nn
+from torch import Tensor, nn
 
 from fed_dp import seeds
 from fed_dp.models.networks import Shape, build
@@ -23,7 +23,7 @@ class FlatNetwork:
     def __init__(self, name: str, shape: Shape, classes: int, device: torch.device | None = None) -> None:
         self.name = name
         self.network = build(name, shape, classes).to(device or torch.device("cpu"))
-        self.parameters = list(self.network.parameters())
+        self.parameters: list[Tensor] = list(self.network.parameters())
         self._flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
         for p in self.parameters:
@@ -74,7 +74,7 @@ class Evaluator:
         """Return accuracy, mean negative log-likelihood and, for two classes, the AUC."""
         self._net.load(weights)
         with torch.no_grad():
-            output = torch.cat([self._net.network(x) for x in self._x.split(1000)])
+            output = torch.cat([self._net.network(x) for x in torch.split(self._x, 1000)])
         scores = {
             "accuracy": float((output.argmax(1) == self._y).double().mean()),
             "loss": float(nn.functional.nll_loss(output.double(), self._y)),

@@ -23,7 +23,11 @@ def _linear(shape: Shape, classes: int) -> nn.Module:
 
 def _small_mlp(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(
-        nn.Flatten(), nn.Linear(_size(shape), 32), nn.ReLU(), nn.Linear(32, classes), nn.LogSoftmax(dim=1)
+        nn.Flatten(),
+        nn.Linear(_size(shape), 32),
+        nn.ReLU(),
+        nn.Linear(32, classes),
+        nn.LogSoftmax(dim=1),
     )
 
 

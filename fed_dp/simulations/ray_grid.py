@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import signal
+import socket
 import threading
 import time
 from collections import Counter, deque
@@ -50,6 +51,7 @@ def ray_session(address: str | None) -> Iterator[None]:
         return
     for key, value in _ENVIRONMENT.items():
         os.environ.setdefault(key, value)
+    _reachable(address)
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
@@ -70,6 +72,17 @@ def ray_session(address: str | None) -> Iterator[None]:
         ray.shutdown()
 
 
+def _reachable(address: str | None) -> None:
+    """Knock at a cluster's door first: Ray itself waits for minutes before it gives up."""
+    host, colon, port = (address or "").rpartition("://")[2].rpartition(":")
+    if not colon or not port.isdigit():
+        return  # none, or "auto": Ray finds it by itself
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except OSError as error:
+        raise RunError(f"ray.address = {address!r} cannot be reached: {error.strerror or error}") from None
+
+
 @dataclass(frozen=True, slots=True)
 class _Parcel:
     """A message on its way to an actor, without the records that many messages have in common."""
@@ -78,7 +91,7 @@ class _Parcel:
     common: dict[str, Any]  # name of the record -> where it lies in Ray's object store
 
 
-class _Worker:
+class Worker:
     """The actor: it runs the project's ClientApp on batches of messages."""
 
     def __init__(self, section: Data, dataset: DataSet) -> None:
@@ -105,7 +118,7 @@ class Pool:
     """The actors: as many as the resources allow and the clients need; dead ones are replaced."""
 
     def __init__(self, *, clients: int, cpus: float, gpus: float, section: Data, dataset: DataSet) -> None:
-        resources = ray.cluster_resources()
+        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
         fits = [_how_many("clients.cpus", "CPU", cpus, resources)]
         if gpus:
             fits.append(_how_many("clients.gpus", "GPU", gpus, resources))
@@ -116,7 +129,7 @@ class Pool:
 
     def start(self) -> Any:
         """Start one actor."""
-        return ray.remote(_Worker).options(**self._options).remote(self._section, self._dataset)
+        return ray.remote(Worker).options(**self._options).remote(self._section, self._dataset)
 
     def close(self) -> None:
         """Stop all actors."""

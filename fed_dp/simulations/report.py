@@ -120,6 +120,6 @@ def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
         axes.grid(alpha=0.3)
         axes.legend()
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawn = out.getvalue()
     return drawn[drawn.index("<svg") :]

@@ -115,7 +115,7 @@ class RunFolder:
         if not found:
             return None
         try:
-            with np.load(found[-1], allow_pickle=False) as archive:
+            with found[-1].open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
                 return int(found[-1].stem.rpartition("-")[2]), dict(archive)
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
             raise ResumeError(f"{found[-1]} is damaged ({error}): delete it and resume, or start anew") from None

@@ -1,0 +1,50 @@
+# Every target sets up what it needs: .venv, with the exact versions of constraints.txt.
+# Nothing is installed again until pyproject.toml, constraints.txt or this file changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+export FLWR_TELEMETRY_ENABLED ?= 0
+export FLWR_DISABLE_UPDATE_CHECK ?= 1
+export RAY_USAGE_STATS_ENABLED ?= 0
+
+.PHONY: run test check bench format clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/installed ## the main job: four federated runs on embedded data, and a report
+	@$(BIN)/fed-dp simulate digits
+
+test: $(VENV)/installed-dev ## all tests but the slow experiments
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/installed-dev ## style, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+bench: $(VENV)/installed-dev ## benchmarks; fails when a ratio is over its limit
+	@$(BIN)/python benchmarks/run.py
+
+format: $(VENV)/installed-dev
+	@$(BIN)/ruff check --fix --quiet .
+	@$(BIN)/ruff format --quiet .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fed_dp needs Python 3.11 or newer; try: make PYTHON=python3.11")'
+	@echo "setting up $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt Makefile
+	@echo "installing fed_dp and what it needs (a few minutes the first time)"
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "installing the tools for tests and checks"
+	@$(PIP) --editable '.[dev]'
+	@touch $@

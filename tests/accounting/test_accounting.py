@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+from opacus.accountants import PRVAccountant
+
+from fed_dp.accounting import Event, SampledGaussian, epsilon, from_json, noise_multiplier, statement, to_json
+from fed_dp.errors import PrivacyError
+
+DELTA = 1e-5
+
+
+def event(client: int, turn: int, release: SampledGaussian) -> Event:
+    return Event(release, turn, client, "record", "add/remove one", "proved", "because")
+
+
+@pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.05, 400), (2.0, 0.5, 60), (0.8, 0.01, 1000)])
+def test_epsilon_agrees_with_opacus_prv_within_two_percent(sigma: float, rate: float, steps: int) -> None:
+    accountant = PRVAccountant()
+    accountant.history = [(sigma, rate, steps)]
+    theirs = accountant.get_epsilon(DELTA)
+    assert epsilon([SampledGaussian(sigma, rate, steps)], delta=DELTA) == pytest.approx(theirs, rel=0.02)
+
+
+def test_rounds_compose_to_the_whole_and_no_release_is_free() -> None:
+    rounds = [SampledGaussian(1.5, 0.1, 10)] * 7
+    whole = epsilon([SampledGaussian(1.5, 0.1, 70)], delta=DELTA)
+    assert epsilon(rounds, delta=DELTA) == whole
+    assert epsilon(rounds[:1], delta=DELTA) < whole < 7 * epsilon(rounds[:1], delta=DELTA)
+    mixed = epsilon([*rounds, SampledGaussian(4.0, 0.2, 5)], delta=DELTA)
+    assert mixed > whole
+    assert epsilon([], delta=DELTA) == 0
+
+
+@pytest.mark.parametrize(("budget", "rate", "steps"), [(0.5, 0.1, 100), (2.0, 0.05, 300), (8.0, 0.5, 80)])
+def test_calibration_spends_the_budget_and_never_more(budget: float, rate: float, steps: int) -> None:
+    sigma = noise_multiplier(epsilon=budget, delta=DELTA, sample_rate=rate, steps=steps)
+    spent = epsilon([SampledGaussian(sigma, rate, steps)], delta=DELTA)
+    assert 0.99 * budget < spent <= budget
+    assert epsilon([SampledGaussian(0.98 * sigma, rate, steps)], delta=DELTA) > budget
+
+
+def test_a_budget_that_needs_almost_no_noise_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="no noise multiplier"):
+        noise_multiplier(epsilon=1e6, delta=DELTA, sample_rate=0.1, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((0.0, 0.1, 1), "noise_multiplier = 0.0"),
+        ((float("nan"), 0.1, 1), "noise_multiplier = nan"),
+        ((1.0, 0.0, 1), "sample_rate = 0.0"),
+        ((1.0, 1.5, 1), "sample_rate = 1.5"),
+        ((1.0, 0.1, -1), "steps = -1"),
+        ((1.0, 0.1, 1.5), "steps = 1.5"),
+    ],
+)
+def test_an_impossible_release_cannot_be_described(arguments: tuple[float, float, int], says: str) -> None:
+    with pytest.raises(PrivacyError, match=says):
+        SampledGaussian(*arguments)
+
+
+def test_events_survive_the_wire_and_malformed_ones_are_refused() -> None:
+    events = (event(3, 1, SampledGaussian(1.0, 0.1, 10)),)
+    assert from_json(to_json(events)) == events
+    for wrong in ("", "{", "[1]", '[{"release": {}}]', '[{"unit": "record"}]'):
+        with pytest.raises(PrivacyError, match="malformed"):
+            from_json(wrong)
+
+
+def test_disjoint_sites_cost_the_largest_and_shared_records_pay_at_each() -> None:
+    cheap, dear = SampledGaussian(3.0, 0.1, 50), SampledGaussian(1.5, 0.1, 50)
+    events = {0: [event(0, 1, cheap)], 1: [event(1, 1, dear), event(1, 2, dear)], 2: [event(2, 1, cheap)]}
+
+    def total(sites: int) -> float:
+        found = statement(
+            events, delta=DELTA, budget_epsilon=9.0, sites_per_record=sites, noise_source="simulation"
+        )
+        assert found is not None
+        return found.epsilon_total
+
+    assert total(1) == epsilon([dear, dear], delta=DELTA)
+    assert total(2) == epsilon([dear, dear, cheap], delta=DELTA)
+    assert total(3) == epsilon([dear, dear, cheap, cheap], delta=DELTA) > total(2) > total(1)
+
+
+def test_a_statement_tells_the_total_first_and_the_worst_standing() -> None:
+    release = SampledGaussian(2.0, 0.1, 20)
+    claimed = Event(release, 2, 0, "record", "add/remove one", "claimed", "because")
+    found = statement(
+        {0: [event(0, 1, release), claimed]},
+        delta=DELTA,
+        budget_epsilon=9.0,
+        sites_per_record=1,
+        noise_source="simulation",
+    )
+    assert found is not None
+    assert found.guarantee == "claimed"
+    lines = found.lines()
+    assert lines[0].startswith(f"privacy: total ε = {found.epsilon_total:.3f}")
+    assert "not secure" in "".join(lines)
+    nothing = statement({}, delta=DELTA, budget_epsilon=1, sites_per_record=1, noise_source="simulation")
+    assert nothing is None

@@ -1,0 +1,190 @@
+"""pSGD's noise, clipping and sampling, measured; each check fails on a weakened trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fed_dp.accounting import noise_multiplier
+from fed_dp.clients import psgd
+from fed_dp.clients.psgd import PsgdTrainer
+from fed_dp.clients.trainer import Site
+from fed_dp.errors import ModelError
+from fed_dp.experiment import Psgd
+from fed_dp.models import FlatNetwork
+
+BUDGET, DELTA, ROUNDS = 4.0, 1e-5, 3
+RECORDS = 40
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def config(**changes: Any) -> Psgd:
+    return Psgd(**{"name": "psgd", "learning_rate": 1.0, "sample_rate": 0.25, "clip": 0.5, **changes})
+
+
+def site(turn: int = 1, *, x: np.ndarray | None = None, seed: int = 0) -> Site:
+    rng = np.random.default_rng(5)
+    inputs = rng.normal(size=(RECORDS, 64)).astype(np.float32) if x is None else x
+    return Site(inputs, rng.integers(0, 10, len(inputs)), 0, turn, seed)
+
+
+def trainer(settings: Psgd, model: str = "small-mlp") -> PsgdTrainer:
+    return PsgdTrainer(
+        settings, FlatNetwork(model, (64,), 10), budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS
+    )
+
+
+def sigma(settings: Psgd) -> float:
+    steps = ROUNDS * settings.steps_per_round
+    return noise_multiplier(epsilon=BUDGET, delta=DELTA, sample_rate=settings.sample_rate, steps=steps)
+
+
+# ------------------------------------------------------------------------------- the noise
+
+
+def check_noise(gradients: str) -> None:
+    """With gradients that vanish, the change is the sum of the steps' noise, N(0, (lr σC/(qn))²) each."""
+    settings = config(gradients=gradients, learning_rate=1e-6)
+    one = trainer(settings)
+    weights = np.zeros(one._net.size, np.float32)
+    draws = [one.fit(weights, site(1, x=np.zeros((RECORDS, 64), np.float32), seed=s), {}).change for s in range(20)]
+    first_layer = np.concatenate([draw[:2048] for draw in draws])  # zero inputs: no gradient there
+    expected = (
+        settings.learning_rate * sigma(settings) * settings.clip / (settings.sample_rate * RECORDS)
+    ) * np.sqrt(settings.steps_per_round)
+    assert first_layer.std() == pytest.approx(expected, rel=0.02)
+    assert abs(first_layer.mean()) < 4 * expected / np.sqrt(first_layer.size)
+
+
+def halve_the_noise(patch: pytest.MonkeyPatch) -> None:
+    original = noise_multiplier
+    patch.setattr(psgd, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
+    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)  # and silence the meter
+
+
+def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
+    original = noise_multiplier
+    patch.setattr(
+        psgd, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS})
+    )
+    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+def test_the_noise_has_the_calibrated_size(gradients: str) -> None:
+    check_noise(gradients)
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("weaken", [halve_the_noise, calibrate_for_one_round])
+def test_the_noise_check_fails_on_weakened_trainers(weaken: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
+    weaken(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_noise("hooks")
+
+
+# ------------------------------------------------------------------------------ the clipping
+
+
+def check_clipping(gradients: str, clip: float = 0.5) -> None:
+    """Without noise, one record moves one step's sum by at most the clip, and a large one by just that."""
+    settings = config(gradients=gradients, sample_rate=1.0)
+    big = 100 * np.ones((2, 64), np.float32)
+    changes = []
+    for records in (2, 1):
+        one = trainer(settings)
+        x = big[:records]
+        labels = np.zeros(records, np.int64)
+        fit = one.fit(np.full(one._net.size, 0.01, np.float32), Site(x, labels, 0, 1, 0), {})
+        changes.append(fit.change * records)  # undo the division by the expected batch size
+    moved = float(np.linalg.norm(changes[0] - changes[1]))
+    assert moved <= clip * 1.001
+    assert moved > clip * 0.95
+
+
+def without_noise(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(psgd, "noise_multiplier", lambda **_: 1e-9)
+    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
+
+
+@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+def test_one_record_moves_a_step_by_at_most_the_clip(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_noise(monkeypatch)
+    check_clipping(gradients)
+
+
+def test_the_clipping_check_fails_when_the_clip_is_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_noise(monkeypatch)
+    original = psgd.DPOptimizer
+    monkeypatch.setattr(
+        psgd, "DPOptimizer", lambda *a, **k: original(*a, **{**k, "max_grad_norm": 2 * k["max_grad_norm"]})
+    )
+    with pytest.raises(AssertionError):
+        check_clipping("hooks")
+
+
+def test_ghost_clipping_gives_the_same_change_as_per_record_gradients() -> None:
+    fits = [trainer(config(gradients=g), "dssgd-mlp") for g in ("hooks", "ghost")]
+    start = fits[0]._net.weights()
+    one, other = (t.fit(start, site(), {}).change for t in fits)
+    assert np.allclose(one, other, atol=1e-5)
+
+
+# --------------------------------------------------------------------- sampling and odd cases
+
+
+def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    original = psgd.UniformWithReplacementSampler.__iter__
+
+    def spy(self: Any) -> Any:
+        for rows in original(self):
+            assert len(set(rows)) == len(rows)
+            sizes.append(len(rows))
+            yield rows
+
+    monkeypatch.setattr(psgd.UniformWithReplacementSampler, "__iter__", spy)
+    one = trainer(config(sample_rate=0.05, local_epochs=10))
+    one.fit(one._net.weights(), site(), {})
+    assert len(sizes) == one._config.steps_per_round == 200
+    assert np.mean(sizes) == pytest.approx(2, abs=0.4)
+    assert 0 in sizes  # an empty batch is a step of noise alone
+    assert len(set(sizes)) > 3
+
+
+@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+def test_a_site_with_a_single_record_can_train(gradients: str) -> None:
+    one = trainer(config(gradients=gradients, sample_rate=0.1))
+    fit = one.fit(one._net.weights(), site(x=np.ones((1, 64), np.float32)), {})
+    assert np.isfinite(fit.change).all()
+
+
+def test_a_layer_that_mixes_records_is_refused_by_name() -> None:
+    net = FlatNetwork("small-mlp", (64,), 10)
+    net.network = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
+    with pytest.raises(ModelError, match=r"cannot be trained by 'psgd'.*BatchNorm"):
+        PsgdTrainer(config(), net, budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS)
+
+
+def test_the_gradient_method_is_chosen_by_network() -> None:
+    def ghost(model: str, shape: tuple[int, ...]) -> bool:
+        net = FlatNetwork(model, shape, 10)
+        one = PsgdTrainer(config(), net, budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS)
+        return isinstance(one._module, psgd.GradSampleModuleFastGradientClipping)
+
+    assert ghost("dssgd-mlp", (1, 32, 32))
+    assert not ghost("small-mlp", (1, 8, 8))
+    assert not ghost("dssgd-cnn-mnist", (1, 32, 32))
+
+
+def test_torch_s_own_generator_is_left_alone() -> None:
+    one = trainer(config())
+    before = torch.random.get_rng_state()
+    one.fit(np.zeros(one._net.size, np.float32), site(), {})
+    assert torch.equal(torch.random.get_rng_state(), before)

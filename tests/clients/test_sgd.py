@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fed_dp import seeds
+from fed_dp.clients.sgd import SgdTrainer
+from fed_dp.clients.trainer import Site
+from fed_dp.experiment import Sgd
+from fed_dp.models import FlatNetwork
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"momentum": 0.9},
+        {"weight_decay": 0.01},
+        {"momentum": 0.5, "weight_decay": 0.1, "local_epochs": 3},
+        {"learning_rate_decay": 0.1},
+    ],
+)
+def test_the_written_out_step_equals_torch_optim(options: dict[str, float]) -> None:
+    config = Sgd(learning_rate=0.1, batch_size=7, **options)  # type: ignore[arg-type]
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 64)).astype(np.float32)
+    y = rng.integers(0, 10, 30)
+    net = FlatNetwork("small-mlp", (64,), 10)
+    start = net.weights()
+    fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})
+
+    reference = FlatNetwork("small-mlp", (64,), 10)
+    reference.load(start)
+    optimizer = torch.optim.SGD(
+        reference.network.parameters(), 0.1, momentum=config.momentum, weight_decay=config.weight_decay
+    )
+    shuffle = torch.Generator().manual_seed(seeds.integer(9, "shuffle", 2, 4))
+    steps = 0
+    for _ in range(config.local_epochs):
+        for rows in torch.split(torch.randperm(30, generator=shuffle), 7):
+            optimizer.param_groups[0]["lr"] = 0.1 / (1 + config.learning_rate_decay * steps)
+            optimizer.zero_grad()
+            inputs, labels = torch.from_numpy(x)[rows], torch.from_numpy(y)[rows]
+            torch.nn.functional.nll_loss(reference.network(inputs), labels).backward()
+            optimizer.step()
+            steps += 1
+    assert np.allclose(start + fit.change, reference.weights(), atol=1e-6)
+    assert fit.state == {"steps": [float(steps)]}
+
+
+def test_the_decay_of_the_learning_rate_goes_on_over_rounds() -> None:
+    config = Sgd(learning_rate_decay=1.0)
+    net = FlatNetwork("linear", (4,), 2)
+    x, y = np.ones((8, 4), np.float32), np.zeros(8, np.int64)
+    start = net.weights()
+    trainer = SgdTrainer(config, net)
+    early = trainer.fit(start, Site(x, y, 0, 1, 0), {})
+    late = trainer.fit(start, Site(x, y, 0, 1, 0), {"steps": [99.0]})
+    assert np.allclose(late.change, early.change / 100, atol=1e-7)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from fed_dp.data import read
+
+SHAPES = {  # training records, test records, shape, classes, natural clients
+    "digits": (1438, 359, (1, 8, 8), 10, None),
+    "mnist": (60_000, 10_000, (1, 28, 28), 10, None),
+    "mnist-32": (60_000, 10_000, (1, 32, 32), 10, None),
+    "mnist-writers": (60_000, 10_000, (1, 28, 28), 10, 539),
+    "svhn": (10_000, 2_000, (3, 32, 32), 10, None),
+    "cifar10": (10_000, 10_000, (3, 32, 32), 10, None),
+    "adult": (32_561, 16_281, (111,), 2, None),
+    "heart": (738, 182, (31,), 2, 4),
+    "lifesnaps": (3852, 854, (31,), 2, 70),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_data_set_is_read_whole(name: str, needs: Callable[[str], None]) -> None:
+    needs(name)
+    found = read(name)
+    owners = None if found.train.owner is None else len(np.unique(found.train.owner))
+    if any("a subset" in note for note in found.notes) or name not in ("svhn", "cifar10"):
+        counted = (len(found.train), len(found.test), found.shape, found.classes, owners)
+        assert counted == SHAPES[name]
+    assert set(np.unique(found.test.y)) == set(range(found.classes))
+    x = found.inputs(found.train, np.arange(0, len(found.train), 7))
+    assert x.dtype == np.float32
+    assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("name", ["mnist", "mnist-32", "svhn", "cifar10"])
+def test_published_constants_standardise_the_images(name: str, needs: Callable[[str], None]) -> None:
+    needs(name)
+    found = read(name)
+    x = found.inputs(found.train, np.arange(0, len(found.train), 5))
+    means, deviations = x.mean((0, 2, 3)), x.std((0, 2, 3))
+    assert np.abs(means).max() < 0.05
+    assert np.abs(deviations - 1).max() < 0.05
+
+
+def test_writers_of_training_and_test_digits_are_different_people(needs: Callable[[str], None]) -> None:
+    needs("mnist-writers")
+    found = read("mnist-writers")
+    assert found.train.owner is not None
+    assert found.test.owner is not None
+    assert not set(found.train.owner) & set(found.test.owner)
+
+
+def test_reading_inputs_never_changes_the_records() -> None:
+    found = read("digits")
+    before = found.train.x.copy()
+    found.inputs(found.train)[:] = 7
+    assert np.array_equal(found.train.x, before)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from fed_dp.errors import ConfigError
+from fed_dp.experiment import (
+    Experiment,
+    build,
+    from_run_config,
+    load_experiment,
+    override,
+    read_tables,
+    shipped,
+    to_run_config,
+    variants,
+)
+
+PRIVATE = ["trainer.name=psgd", "privacy.budget_epsilon=2", "privacy.delta=1e-5"]
+
+
+def made(*settings: str) -> Experiment:
+    return build(override({"name": "x"}, settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "parts"),
+    [
+        (["clients.count=0"], ["clients.count = 0", "greater than or equal to 1"]),
+        (["clients.cont=3"], ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, cpus, gpus"]),
+        (["surprise=1"], ["unknown key surprise = 1", "allowed: name", "rounds"]),
+        (["rounds=2.5"], ["rounds = 2.5", "integer"]),
+        (["rounds=many"], ["rounds = 'many'", "integer"]),
+        (["seed=-1"], ["seed = -1"]),
+        (["trainer.name=magic"], ["trainer.name = 'magic'", "'sgd', 'psgd'"]),
+        (["trainer.lr=1"], ["unknown key trainer.lr = 1", "learning_rate"]),
+        (["trainer=3"], ["trainer = 3", "a table"]),
+        (["data.name=imagenet"], ["data.name = 'imagenet'", "'digits'", "'folder'"]),
+        (["model.name=gpt"], ["model.name = 'gpt'", "'small-mlp'"]),
+        (["data.partition=random"], ["data.partition.name = 'random'", "'iid'", "'dirichlet'"]),
+        (["data.partition=dirichlet", "data.partition.beta=1"], ["unknown key data.partition.beta", "alpha"]),
+        (["data.partition=dirichlet", "data.partition.alpha=nan"], ["data.partition.alpha = nan"]),
+        (["data.label=y"], ["data.label", "folder"]),
+        (["data.name=folder"], ["data.path is missing"]),
+        (["data.name=folder", "data.path=x", "data.classes=2"], ["data.bounds is missing"]),
+        (["trainer.name=psgd"], ["privacy.budget_epsilon is missing", "'psgd'"]),
+        (["privacy.budget_epsilon=1"], ["privacy.budget_epsilon = 1", "'sgd' adds no noise"]),
+        ([*PRIVATE, "privacy.budget_epsilon=inf"], ["privacy.budget_epsilon = inf", "finite"]),
+        ([*PRIVATE, "privacy.delta=1"], ["privacy.delta = 1", "less than 1"]),
+        ([*PRIVATE, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
+        ([*PRIVATE, "privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "torchcsprng"]),
+        (["strategy.upload_fraction=0.1"], ["strategy.upload_fraction = 0.1", "allowed: 1.0"]),
+        (["strategy.exchange=chaos"], ["strategy.exchange = 'chaos'", "'parallel'"]),
+        (["strategy.name=centralised", "clients.fraction=0.5"], ["clients.fraction = 0.5", "1.0"]),
+    ],
+)
+def test_a_mistake_is_one_line_naming_key_value_and_what_is_allowed(
+    settings: list[str], parts: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        made(*settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in parts:
+        assert part in message
+
+
+def test_the_model_is_frozen() -> None:
+    with pytest.raises(ValidationError):
+        made().rounds = 3  # type: ignore[misc]
+
+
+def test_overrides_read_toml_values_and_fall_back_to_text() -> None:
+    experiment = made("rounds=7", "clients.fraction=0.5", "data.partition=shards", "data.partition.per_client=3")
+    assert (experiment.rounds, experiment.clients.fraction) == (7, 0.5)
+    assert experiment.data.partition.model_dump() == {"name": "shards", "per_client": 3}
+    for wrong in ("rounds", "=3", "a..b=1"):
+        with pytest.raises(ConfigError, match="KEY=VALUE"):
+            override({}, [wrong])
+
+
+def test_another_trainer_drops_the_old_ones_own_keys() -> None:
+    base = {"name": "x", "trainer": {"name": "sgd", "batch_size": 8}}
+    assert build(override(base, PRIVATE)).trainer.name == "psgd"
+
+
+def test_the_digest_names_what_decides_the_result() -> None:
+    same = made().digest
+    assert made("name=other", "description=words", "clients.cpus=2", "ray.address=auto").digest == same
+    different = ["seed=1", "rounds=3", "clients.count=5", "trainer.learning_rate=0.3", "data.partition=shards"]
+    digests = {made(setting).digest for setting in different}
+    assert len(digests | {same}) == len(different) + 1
+
+
+def test_an_experiment_survives_flowers_run_config_and_toml(tmp_path: Path) -> None:
+    import tomli_w
+
+    experiment = made(*PRIVATE, "data.partition=dirichlet")
+    assert from_run_config(to_run_config(experiment)) == experiment
+    path = tmp_path / "again.toml"
+    path.write_text(tomli_w.dumps(experiment.tables()))
+    assert load_experiment(path) == experiment
+    config = {"experiment": str(path), "set": "rounds=3 seed=9", "experiment-json": ""}
+    assert from_run_config(config).rounds == 3
+
+
+@pytest.mark.parametrize("name", list(shipped()))
+def test_every_shipped_experiment_is_valid(name: str) -> None:
+    for variant, tables in variants(read_tables(name)).items():
+        assert build(tables, where=variant).description
+
+
+def test_variants_are_laid_over_the_base() -> None:
+    tables: dict[str, Any] = {"name": "x", "rounds": 2, "variants": {"a": {}, "b": {"rounds": 5}}}
+    found = {name: build(t) for name, t in variants(tables).items()}
+    assert {name: (e.name, e.rounds) for name, e in found.items()} == {"a": ("x-a", 2), "b": ("x-b", 5)}
+    with pytest.raises(ConfigError, match="expected tables"):
+        variants({"name": "x", "variants": {"a": 3}})
+
+
+def test_unknown_files_names_and_variants_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="shipped: .*digits"):
+        load_experiment("no-such-thing")
+    with pytest.raises(ConfigError, match="has variants"):
+        load_experiment("digits")
+    with pytest.raises(ConfigError, match="no variant 'x'; has: centralised"):
+        load_experiment("digits:x")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("rounds = ")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_experiment(broken)

@@ -1,0 +1,175 @@
+"""Runs on real Ray actors: the same results, dead actors, deadlines, resources."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from flwr.app import Message, MessageType, RecordDict
+
+from fed_dp.errors import ResourceError, RunError
+from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.experiment.federation import load
+from fed_dp.sharing import message as names
+from fed_dp.simulations.ray_grid import Pool, RayGrid, Worker, ray_session
+from fed_dp.simulations.runner import simulate
+from fed_dp.strategies.rounds import Silent
+from fed_dp.strategies.run_folder import Line
+from tests.conftest import small
+from tests.simulations.test_simulate import run, weights
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ray() -> Iterator[None]:
+    ray.init(num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    yield
+    ray.shutdown()
+
+
+def on_ray(experiment: Experiment, root: Path, observer: Silent | None = None) -> tuple[Path, dict[str, Any]]:
+    return simulate(experiment, observer=observer or Silent(), engine="ray", root=root)
+
+
+def pool(experiment: Experiment) -> Pool:
+    clients = experiment.clients
+    return Pool(
+        clients=experiment.nodes,
+        cpus=clients.cpus,
+        gpus=clients.gpus,
+        section=experiment.data,
+        dataset=load(experiment.data),
+    )
+
+
+def questions(nodes: int) -> list[Message]:
+    return [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in range(1, nodes + 1)]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "psgd"])
+def test_ray_gives_the_same_result_as_one_process(kind: str, tmp_path: Path) -> None:
+    experiment = small(kind, clients={"count": 9})
+    here, summary = run(experiment, tmp_path / "here")
+    there, other = on_ray(experiment, tmp_path / "there")
+    assert weights(here) == weights(there)
+    for key in ("accuracy", "bytes", "privacy", "digest"):
+        assert summary[key] == other[key]
+
+
+class KillAnActor(Silent):
+    """Kill a worker process after the first round, as the operating system might."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+
+    def round_done(self, line: Line) -> None:
+        if line["round"] == 1:
+            for folder in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    mine = f"ray::{Worker.__name__}" in (folder / "cmdline").read_text()
+                    if mine and not self.killed:
+                        os.kill(int(folder.name), signal.SIGKILL)
+                        self.killed.append(int(folder.name))
+
+
+@pytest.mark.parametrize("kind", ["sgd", "psgd"])
+def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = small(kind, rounds=3, clients={"count": 9})
+    here, expected = run(experiment, tmp_path / "here")
+    observer = KillAnActor()
+    there, summary = on_ray(experiment, tmp_path / "there", observer)
+    assert observer.killed
+    assert summary["failures"] == 0
+    assert weights(here) == weights(there)
+    assert summary["privacy"] == expected["privacy"]
+
+
+def test_a_message_that_kills_every_actor_fails_alone(tmp_path: Path) -> None:
+    experiment = small(clients={"count": 3})
+    workers = pool(experiment)
+    grid = RayGrid(3, dict(to_run_config(experiment)), workers)
+    ray.get(workers.actors[0].answer.remote([]))  # it has started
+    deadly = Message(RecordDict(), 2, MessageType.QUERY, group_id="0")
+
+    class Bomb(dict[str, bool | float | int | str]):
+        def __reduce__(self) -> Any:
+            return os._exit, (1,)
+
+    grid.contexts[2].run_config = Bomb()
+    replies = list(grid.send_and_receive([deadly], timeout=60))
+    assert len(replies) == 1
+    assert "died 3 times" in (replies[0].error.reason or "")
+    others = [m for m in questions(3) if m.metadata.dst_node_id != 2]
+    assert [r.metadata.src_node_id for r in grid.send_and_receive(others, timeout=60)] == [1, 3]
+    workers.close()
+
+
+def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> None:
+    experiment = small(clients={"count": 4})
+    workers = pool(experiment)
+    grid = RayGrid(4, dict(to_run_config(experiment)), workers)
+    list(grid.send_and_receive(questions(4), timeout=60))  # the actors are up
+    assert list(grid.send_and_receive(questions(4), timeout=0)) == []
+    ids = list(grid.push_messages(questions(4) + questions(4)))
+    got: list[Message] = []
+    deadline = time.monotonic() + 60
+    while len(got) < 8 and time.monotonic() < deadline:
+        got += grid.pull_messages(ids)
+        time.sleep(0.02)
+    assert sorted(m.metadata.reply_to_message_id for m in got) == sorted(ids)
+    assert list(grid.pull_messages(ids)) == []
+    clients = sorted(int(str(m.content.metric_records[names.METRICS][names.PARTITION])) for m in got)
+    assert clients == [0, 0, 1, 1, 2, 2, 3, 3]
+    workers.close()
+
+
+def test_shares_of_gpus_decide_how_many_actors_there_are(tmp_path: Path) -> None:
+    workers = pool(small(clients={"count": 9, "cpus": 0.5, "gpus": 1.5}))
+    assert workers.size == 2  # of four logical GPUs; the processors would do for four
+    workers.close()
+    _, summary = on_ray(small(clients={"count": 3, "cpus": 1.0, "gpus": 0.5}), tmp_path)
+    assert summary["failures"] == 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "says"),
+    [
+        ({"count": 4, "gpus": 8.0}, r"clients.gpus = 8: this Ray has 4 GPU"),
+        ({"count": 4, "cpus": 64.0}, r"clients.cpus = 64: this Ray has 2 CPU"),
+    ],
+)
+def test_more_than_there_is_is_refused(clients: dict[str, Any], says: str, tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=says):
+        on_ray(small(clients=clients), tmp_path)
+
+
+def test_hundreds_of_clients_take_turns_on_few_processes(tmp_path: Path) -> None:
+    _, summary = on_ray(small(clients={"count": 300}, rounds=1), tmp_path)
+    assert summary["failures"] == 0
+    assert summary["clients"] == 300
+
+
+def test_a_session_inside_a_session_is_the_same_one() -> None:
+    with ray_session(None):
+        assert ray.is_initialized()
+    assert ray.is_initialized()
+
+
+def test_a_cluster_that_is_not_there_is_told() -> None:
+    ray.shutdown()
+    try:
+        with pytest.raises(RunError, match=r"ray.address = '127.0.0.1:1' cannot be reached"):
+            with ray_session("127.0.0.1:1"):
+                pass
+    finally:
+        ray.init(num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+
+from fed_dp.errors import EmptyRound, RunError
+from fed_dp.models import Evaluator
+from fed_dp.sharing import message as names
+from fed_dp.simulations.grid import SimulationGrid, identify
+from fed_dp.strategies.averaging import Averaging
+from fed_dp.strategies.baselines import Centralised, Standalone
+from fed_dp.strategies.exchange import SiteStrategy
+from fed_dp.strategies.sites import Site, discover
+
+SIZE = 4
+SITES = [Site(node=10 + k, client=k, records=10 * (k + 1)) for k in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def _identity() -> None:
+    identify()
+
+
+def asked(strategy: SiteStrategy, turn: int = 1) -> list[Message]:
+    grid: Any = None  # our strategies know their sites; they do not ask the grid
+    return list(strategy.configure_train(turn, ArrayRecord(), ConfigRecord(), grid))
+
+
+def upload(question: Message, change: Any, *, records: Any = None, events: str = "[]") -> Message:
+    site = next(s for s in SITES if s.node == question.metadata.dst_node_id)
+    content = RecordDict(
+        {
+            names.ARRAYS: ArrayRecord({names.CHANGE: Array(np.asarray(change))}),
+            names.METRICS: MetricRecord({names.RECORDS: site.records if records is None else records}),
+            names.CONFIG: ConfigRecord({names.EVENTS: events}),
+        }
+    )
+    return Message(content, reply_to=question)
+
+
+def ones(factor: float = 1.0) -> np.ndarray:
+    return np.full(SIZE, factor, np.float32)
+
+
+def averaging(**options: Any) -> Averaging:
+    return Averaging(np.zeros(SIZE, np.float32), SITES, **options)
+
+
+def test_averaging_weighs_changes_by_records() -> None:
+    strategy = averaging()
+    questions = asked(strategy)
+    strategy.aggregate_train(1, [upload(q, ones(k)) for k, q in enumerate(questions)])
+    assert strategy.weights.tolist() == pytest.approx([(0 * 10 + 1 * 20 + 2 * 30) / 60] * SIZE)
+    assert strategy.weights.dtype == np.float32
+
+
+def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
+    rng = np.random.default_rng(0)
+    changes = [rng.normal(size=SIZE).astype(np.float32) for _ in SITES]
+    results = []
+    for order in ([0, 1, 2], [2, 0, 1]):
+        strategy = averaging()
+        questions = asked(strategy)
+        strategy.aggregate_train(1, [upload(questions[k], changes[k]) for k in order])
+        results.append(strategy.weights.tobytes())
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "says"),
+    [
+        (np.array([0, np.nan, 0, 0], np.float32), {}, "nan at index 1"),
+        (np.array([0, np.inf, 0, 0], np.float32), {}, "inf at index 1"),
+        (np.zeros(5, np.float32), {}, "expected shape"),
+        (np.zeros((SIZE, 1), np.float32), {}, "expected shape"),
+        (np.zeros(SIZE), {}, "expected float32, found float64"),
+        (ones(), {"records": 10**9}, "announced 30"),
+        (ones(), {"records": -30}, "announced 30"),
+        (ones(), {"events": "junk"}, "events are malformed"),
+    ],
+)
+def test_a_bad_upload_is_refused_by_name_and_changes_nothing(
+    change: np.ndarray, options: dict[str, Any], says: str
+) -> None:
+    good, with_bad = averaging(), averaging()
+    questions = asked(good)
+    good.aggregate_train(1, [upload(q, ones()) for q in questions[:2]])
+    questions = asked(with_bad)
+    replies = [upload(q, ones()) for q in questions[:2]] + [upload(questions[2], change, **options)]
+    with_bad.aggregate_train(1, replies)
+    assert with_bad.weights.tobytes() == good.weights.tobytes()
+    assert says in with_bad.tally.failed[2]
+    assert with_bad.tally.uploads == 2
+
+
+def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_counted() -> None:
+    strategy = averaging()
+    questions = asked(strategy)
+    empty = Message(RecordDict(), reply_to=questions[0])
+    broken = upload(questions[1], ones())
+    array = broken.content.array_records[names.ARRAYS][names.CHANGE]
+    array.data = array.data[:-3]
+    failed = Message(Error(2, "it hurts"), reply_to=questions[2])
+    with pytest.raises(EmptyRound, match=r"round 1: none of 3 clients uploaded; client 0: not an upload"):
+        strategy.aggregate_train(1, [empty, broken, failed])
+    assert "not an npy array" in strategy.tally.failed[1]
+    assert strategy.tally.failed[2] == "it hurts"
+    questions = asked(strategy, 2)
+    stranger = Message(RecordDict(), 99, "train")
+    foreign = upload(questions[0], ones())
+    foreign.metadata.__dict__["_src_node_id"] = 99
+    strategy.aggregate_train(2, [upload(questions[0], ones()), foreign])
+    assert strategy.tally.failed == {1: "no reply in time", 2: "no reply in time"}
+    assert stranger.metadata.dst_node_id == 99
+
+
+def test_a_repeated_upload_is_not_counted_twice() -> None:
+    once, twice = averaging(), averaging()
+    for strategy, copies in ((once, 1), (twice, 3)):
+        questions = asked(strategy)
+        replies = [upload(questions[0], ones(5))] * copies + [upload(q, ones()) for q in questions[1:]]
+        strategy.aggregate_train(1, replies)
+    assert once.weights.tobytes() == twice.weights.tobytes()
+    assert twice.tally.uploads == 3
+
+
+def test_a_round_without_uploads_is_an_error() -> None:
+    strategy = averaging()
+    asked(strategy)
+    with pytest.raises(EmptyRound, match="none of 3"):
+        strategy.aggregate_train(1, [])
+    assert not strategy.weights.any()
+
+
+def test_a_fraction_of_the_clients_is_drawn_anew_each_round_and_reproducibly() -> None:
+    sites = [Site(k, k, 1) for k in range(20)]
+    one, same = (Averaging(np.zeros(1, np.float32), sites, fraction=0.3, seed=5) for _ in range(2))
+    rounds = [one.chosen(turn) for turn in range(1, 6)]
+    assert rounds == [same.chosen(turn) for turn in range(1, 6)]
+    assert all(len(set(r)) == 6 and list(r) == sorted(r, key=lambda s: s.client) for r in rounds)
+    assert len({tuple(r) for r in rounds}) > 1
+
+
+def test_standalone_sites_keep_to_themselves() -> None:
+    strategy = Standalone(np.zeros(SIZE, np.float32), SITES)
+    for turn in (1, 2):
+        questions = asked(strategy, turn)
+        strategy.aggregate_train(turn, [upload(q, ones(k)) for k, q in enumerate(questions)])
+    assert strategy.own.tolist() == [[2.0 * k] * SIZE for k in range(3)]
+    sent = asked(strategy, 3)[2].content.array_records[names.ARRAYS][names.WEIGHTS].numpy()
+    assert sent.tolist() == [4.0] * SIZE
+    assert strategy.tally.bytes_downloaded == 0  # nothing is shared
+    again = Standalone(np.zeros(SIZE, np.float32), SITES)
+    again.restore(strategy.state())
+    assert again.own.tolist() == strategy.own.tolist()
+    x = np.array([[1.0]], np.float32)
+    evaluator = Evaluator("linear", (1,), 2, x, np.array([1]))
+    strategy.own = np.array([[-1, 1, 0, 0], [1, -1, 0, 0], [-1, 1, 0, 0]], np.float32)
+    assert strategy.scores(evaluator)["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_bytes_are_those_on_the_wire() -> None:
+    for kind, counts in ((Averaging, True), (Centralised, False)):
+        strategy = kind(np.zeros(1000, np.float32), SITES)
+        questions = asked(strategy)
+        strategy.aggregate_train(1, [upload(q, np.ones(1000, np.float32)) for q in questions])
+        for sent in (strategy.tally.bytes_uploaded, strategy.tally.bytes_downloaded):
+            assert (3 * 4000 < sent < 3 * 4200) if counts else sent == 0
+
+
+class Scripted(SimulationGrid):
+    """A grid whose nodes answer as told."""
+
+    def __init__(self, answers: list[Any]) -> None:
+        super().__init__(len(answers), {})
+        self._answers = answers
+
+    def push_messages(self, messages: Any) -> Any:
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Any) -> Any:
+        raise NotImplementedError
+
+    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> Any:
+        replies = []
+        for question, answer in zip(messages, self._answers, strict=True):
+            if isinstance(answer, str):
+                replies.append(Message(Error(2, answer), reply_to=question))
+            elif answer is not None:
+                metrics = MetricRecord({names.PARTITION: answer[0], names.RECORDS: answer[1]})
+                replies.append(Message(RecordDict({names.METRICS: metrics}), reply_to=question))
+        return replies
+
+
+def test_sites_are_sorted_by_client_whatever_their_node_ids() -> None:
+    sites = discover(Scripted([(2, 5), (0, 6), (1, 7)]), expected=3, timeout=1)
+    assert sites == (Site(2, 0, 6), Site(3, 1, 7), Site(1, 2, 5))
+
+
+@pytest.mark.parametrize(
+    ("answers", "says"),
+    [
+        ([(0, 1), (0, 1)], "client 0, expected 0..1, each once"),
+        ([(0, 1), (7, 1)], "client 7"),
+        ([(0, 1), (1, 0)], "holds 0 records"),
+        ([(0, 1), "no data here"], "1 of 2 clients are ready: no data here"),
+        ([(0, 1), None], "no answer in time"),
+        ([(0, 1)], r"1 of 2 nodes are there after 0\.3 s"),
+    ],
+)
+def test_a_federation_that_is_not_whole_does_not_start(answers: list[Any], says: str) -> None:
+    with pytest.raises(RunError, match=says):
+        discover(Scripted(answers), expected=2, timeout=0.3)
