@@ -83,9 +83,9 @@ def simulate(
     """Run an experiment as a federated simulation and report accuracy, cost and privacy."""
     if engine not in ("ray", "in-process"):
         raise ConfigError(f"--engine = {engine!r}: expected 'ray' or 'in-process'")
+    name, variants, folder = _what_to_run(experiment, settings or [], resume)
     from fed_dp.simulations.study import run_study, to_resume
 
-    name, variants, folder = _what_to_run(experiment, settings or [], resume)
     if resume and folder is None:
         folder = to_resume(runs, variants)
     console = Console(stderr=as_json, highlight=False)
@@ -124,9 +124,10 @@ def _what_to_run(
 ) -> tuple[str, dict[str, Experiment], Path | None]:
     from fed_dp.experiment import build, override, read_tables
     from fed_dp.experiment import variants as split
-    from fed_dp.simulations.study import variants_of
 
     if Path(source).is_dir():
+        from fed_dp.simulations.study import variants_of
+
         if not resume:
             raise ConfigError(f"{source} is a folder: to go on with the run in it, add --resume")
         if settings:

@@ -30,7 +30,10 @@ def made(*settings: str) -> Experiment:
     ("settings", "parts"),
     [
         (["clients.count=0"], ["clients.count = 0", "greater than or equal to 1"]),
-        (["clients.cont=3"], ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, cpus, gpus"]),
+        (
+            ["clients.cont=3"],
+            ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, cpus, gpus"],
+        ),
         (["surprise=1"], ["unknown key surprise = 1", "allowed: name", "rounds"]),
         (["rounds=2.5"], ["rounds = 2.5", "integer"]),
         (["rounds=many"], ["rounds = 'many'", "integer"]),
@@ -74,7 +77,9 @@ def test_the_model_is_frozen() -> None:
 
 
 def test_overrides_read_toml_values_and_fall_back_to_text() -> None:
-    experiment = made("rounds=7", "clients.fraction=0.5", "data.partition=shards", "data.partition.per_client=3")
+    experiment = made(
+        "rounds=7", "clients.fraction=0.5", "data.partition=shards", "data.partition.per_client=3"
+    )
     assert (experiment.rounds, experiment.clients.fraction) == (7, 0.5)
     assert experiment.data.partition.model_dump() == {"name": "shards", "per_client": 3}
     for wrong in ("rounds", "=3", "a..b=1"):
@@ -90,7 +95,13 @@ def test_another_trainer_drops_the_old_ones_own_keys() -> None:
 def test_the_digest_names_what_decides_the_result() -> None:
     same = made().digest
     assert made("name=other", "description=words", "clients.cpus=2", "ray.address=auto").digest == same
-    different = ["seed=1", "rounds=3", "clients.count=5", "trainer.learning_rate=0.3", "data.partition=shards"]
+    different = [
+        "seed=1",
+        "rounds=3",
+        "clients.count=5",
+        "trainer.learning_rate=0.3",
+        "data.partition=shards",
+    ]
     digests = {made(setting).digest for setting in different}
     assert len(digests | {same}) == len(different) + 1
 

@@ -1,0 +1,97 @@
+"""`flwr run .`: Flower's own engine runs the same app, offline, with the same result."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fed_dp.experiment import load_experiment
+from fed_dp.simulations.runner import simulate
+from fed_dp.strategies.rounds import Silent
+from tests.simulations.test_simulate import run, weights
+
+pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parent.parent.parent
+BIN = Path(sys.executable).parent
+SETTINGS = ["rounds=2", "clients.count=3"]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A SuperLink of our own on loopback, and the environment that finds it."""
+    home = tmp_path / "flwr"
+    home.mkdir()
+    port, control = free_port(), free_port()
+    (home / "config.toml").write_text(
+        f'[superlink]\ndefault = "test"\n\n[superlink.test]\naddress = "127.0.0.1:{port}"\ninsecure = true\n'
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "FLWR_HOME": str(home),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+    }
+    command = ["flower-superlink", "--insecure", "--simulation", "--isolation", "subprocess"]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--control-api-address", f"127.0.0.1:{control}"]
+    with (tmp_path / "superlink.log").open("wb") as log:
+        link = subprocess.Popen(
+            [str(BIN / command[0]), *command[1:], "--database", str(tmp_path / "state.db")],
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            time.sleep(0.2)
+        yield environment
+    finally:
+        os.killpg(link.pid, signal.SIGTERM)
+        try:
+            link.wait(20)
+        except subprocess.TimeoutExpired:
+            os.killpg(link.pid, signal.SIGKILL)
+            link.wait(20)
+
+
+def test_all_three_engines_give_the_same_result(flower: dict[str, str], tmp_path: Path) -> None:
+    experiment = load_experiment("digits:psgd", SETTINGS)
+    here, expected = run(experiment, tmp_path / "in-process")
+    on_ray, summary = simulate(experiment, observer=Silent(), engine="ray", root=tmp_path / "ray")
+    folder = tmp_path / "flower"
+    config = f'experiment="digits:psgd" set="{" ".join(SETTINGS)}" run-folder="{folder}"'
+    federation = "num-supernodes=3 client-resources-num-cpus=1"
+    done = subprocess.run(
+        [str(BIN / "flwr"), "run", str(ROOT), "--stream", "-c", config, "--federation-config", federation],
+        env=flower,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()
+    assert (folder / "summary.json").is_file(), log[-3000:]
+    assert weights(here) == weights(on_ray) == weights(folder)
+    assert expected["privacy"] == summary["privacy"]
