@@ -60,6 +60,7 @@ class Sampler(Silent):
             self.peaks[-1] = max(self.peaks[-1], gigabytes())
 
     def round_done(self, line: Line) -> None:
+        """Begin a new round."""
         self.peaks.append(0.0)
 
 

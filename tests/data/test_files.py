@@ -76,5 +76,5 @@ def test_the_home_is_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, t
 
 def test_a_truncated_data_set_is_refused_by_file(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8b")
-    with pytest.raises(DataCorrupt, match="train-images-idx3-ubyte.gz is not the published file"):
+    with pytest.raises(DataCorrupt, match=r"train-images-idx3-ubyte\.gz is not the published file"):
         read("mnist", tmp_path)

@@ -133,7 +133,7 @@ def test_variants_are_laid_over_the_base() -> None:
 
 
 def test_unknown_files_names_and_variants_are_told(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="shipped: .*digits"):
+    with pytest.raises(ConfigError, match=r"shipped: .*digits"):
         load_experiment("no-such-thing")
     with pytest.raises(ConfigError, match="has variants"):
         load_experiment("digits")

@@ -35,7 +35,7 @@ def test_every_network_gives_log_probabilities(name: str) -> None:
 def test_a_network_that_does_not_fit_the_data_is_explained() -> None:
     with pytest.raises(ModelError, match=r"dssgd-cnn-mnist.*\(1, 32, 32\).*\(1, 28, 28\)"):
         build("dssgd-cnn-mnist", (1, 28, 28), 10)
-    with pytest.raises(ModelError, match="small-cnn.*needs images"):
+    with pytest.raises(ModelError, match=r"small-cnn.*needs images"):
         build("small-cnn", (31,), 2)
 
 
