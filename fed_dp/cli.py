@@ -89,11 +89,11 @@ def simulate(
     if resume and folder is None:
         folder = to_resume(runs, variants)
     console = Console(stderr=as_json, highlight=False)
-    observers: list[Any] = []
+    observers: list[Observer] = []
 
     def observe() -> Observer:
         observers.append(_observer(console, quiet))
-        return observers[-1]  # type: ignore[no-any-return]
+        return observers[-1]
 
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -105,13 +105,12 @@ def simulate(
             root=runs,
             folder=folder,
         )
-    except BaseException as error:
-        for observer in observers:
-            getattr(observer, "stop", lambda: None)()
-        if not isinstance(error, KeyboardInterrupt):
-            raise
+    except KeyboardInterrupt:
         console.print("stopped; go on with the same command and --resume")
         raise typer.Exit(130) from None
+    finally:
+        for observer in observers:
+            observer.stop()
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
@@ -181,6 +180,8 @@ def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experim
     for name, result in results.items():
         for note in result["data"]["notes"]:
             console.print(f"{name}: {note}", soft_wrap=True)
+        if variants[name].clients.gpus and "cuda" not in result["devices"]:
+            console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
         if result["failures"]:
             console.print(f"{name}: {result['failures']} client-rounds failed; see metrics.jsonl")
         if result["privacy"] is None:

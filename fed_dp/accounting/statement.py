@@ -35,6 +35,7 @@ class Statement:
     assumptions: tuple[str, ...]
     epsilon_by_site: dict[str, float]  # min, median, max
     sites_per_record: int
+    warnings: tuple[str, ...] = ()
 
     def tables(self) -> dict[str, Any]:
         """Return the statement as plain tables."""
@@ -49,6 +50,7 @@ class Statement:
             f"  one round alone: ε = {self.epsilon_per_round:.3f} at the same δ; noise: {self.noise_source}"
             + (" (seeded, not secure: for simulation only)" if self.noise_source == "simulation" else ""),
             f"  why: {self.reason}",
+            *(f"  warning: {warning}" for warning in self.warnings),
         ]
 
 
@@ -63,6 +65,7 @@ def statement(
     delta: float,
     budget_epsilon: float,
     sites_per_record: int,
+    smallest_site: int,
     noise_source: str,
 ) -> Statement | None:
     """State what all sites' events cost; None where nothing was released.
@@ -102,4 +105,14 @@ def statement(
             "max": max(sites.values()),
         },
         sites_per_record=sites_per_record,
+        warnings=_warnings(delta, smallest_site),
+    )
+
+
+def _warnings(delta: float, smallest_site: int) -> tuple[str, ...]:
+    if delta * smallest_site < 1:
+        return ()
+    return (
+        f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "
+        "publishing a record at random would satisfy it",
     )

@@ -15,6 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 
 from fed_dp.accounting import to_json
+from fed_dp.clients import device
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Site, State, Trainer
 from fed_dp.errors import RunError
@@ -60,8 +61,7 @@ def lifespan(_: Context) -> Iterator[None]:
 def describe(message: Message, context: Context) -> Message:
     """Tell the server which client this is and how many records it holds (public)."""
     place, client = _at_work(context)
-    _, y = place.federation.client(client)
-    metrics = MetricRecord({names.PARTITION: client, names.RECORDS: len(y)})
+    metrics = MetricRecord({names.PARTITION: client, names.RECORDS: len(place.federation.rows(client))})
     return Message(RecordDict({names.METRICS: metrics}), reply_to=message)
 
 
@@ -86,7 +86,9 @@ def train(message: Message, context: Context) -> Message:
             names.METRICS: MetricRecord(
                 {**fit.metrics, names.RECORDS: len(y), names.SECONDS: time.perf_counter() - started}
             ),
-            names.CONFIG: ConfigRecord({names.EVENTS: to_json(fit.events)}),
+            names.CONFIG: ConfigRecord(
+                {names.EVENTS: to_json(fit.events), names.DEVICE: device.choose(place.experiment.clients.gpus).type}
+            ),
         }
     )
     return Message(content, reply_to=message)

@@ -36,7 +36,7 @@ def verified(folder: Path, file: File) -> Path:
 
     Raises DataMissing or DataCorrupt, each naming the file and what was expected.
     """
-    path = folder / file.name
+    path = Path(os.path.normpath(folder / file.name))
     if not path.is_file():
         raise DataMissing(
             f"{path} is missing: set FED_DP_DATA to the folder of the data sets, or put the file there"
@@ -54,17 +54,17 @@ def fetch(
     folder: Path, file: File, *, mirror: str | None = None, report: Callable[[str], None] = print
 ) -> Path:
     """Download a file unless a good copy is there; it appears whole and checked, or not at all."""
-    path = folder / file.name
+    path = Path(os.path.normpath(folder / file.name))
     if path.is_file():
         report(f"{path}: already there")
         return verified(folder, file)
-    url = f"{mirror.rstrip('/')}/{file.name}" if mirror else file.url
+    url = f"{mirror.rstrip('/')}/{path.name}" if mirror else file.url
     if url is None or file.sha256 is None:
         raise DataError(f"{file.name} has no direct download: put it at {path}")
     temporary: Path | None = None
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{file.name}.")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         temporary = Path(name)
         with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=30) as source:
             while block := source.read(1 << 20):

@@ -24,11 +24,15 @@ class Federation:
     parts: tuple[Integers, ...]
     sites_per_record: int
 
-    def client(self, index: int) -> tuple[Floats, Integers]:
-        """Return the inputs and labels that one client holds."""
+    def rows(self, index: int) -> Integers:
+        """Return which training records one client holds."""
         if not 0 <= index < len(self.parts):
             raise RunError(f"partition-id = {index}: the experiment has clients 0..{len(self.parts) - 1}")
-        rows, records = self.parts[index], self.dataset.train
+        return self.parts[index]
+
+    def client(self, index: int) -> tuple[Floats, Integers]:
+        """Return the inputs and labels that one client holds."""
+        rows, records = self.rows(index), self.dataset.train
         return self.dataset.inputs(records, rows), records.y[rows]
 
 

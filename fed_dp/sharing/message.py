@@ -1,7 +1,7 @@
 """What a message holds: the names that strategies and clients agree on, and what may arrive.
 
 Download (server → site): arrays {WEIGHTS}, config {ROUND}.
-Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {EVENTS}.
+Upload (site → server): arrays {CHANGE}, metrics {RECORDS, SECONDS, …}, config {EVENTS, DEVICE}.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from fed_dp.errors import UploadRefused
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
 WEIGHTS, CHANGE = "weights", "change"
-ROUND, RECORDS, EVENTS, PARTITION, SECONDS = "round", "records", "events", "partition-id", "seconds"
+ROUND, RECORDS, EVENTS, DEVICE = "round", "records", "events", "device"
+PARTITION, SECONDS = "partition-id", "seconds"
 
 Vector = NDArray[np.float32]
 
@@ -31,6 +32,7 @@ class Upload:
     change: Vector
     records: int
     events: str = "[]"  # JSON; read by accounting
+    device: str = "cpu"
     metrics: dict[str, float] = field(default_factory=dict)
     bytes: int = 0
 

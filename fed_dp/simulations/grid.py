@@ -6,7 +6,6 @@ seed gives the same result. A node's Context is kept here between messages, as a
 
 from __future__ import annotations
 
-import copy
 import os
 import pickle
 from abc import abstractmethod
@@ -42,7 +41,7 @@ def answer(app: ClientApp, message: Message, context: Context) -> Job:
             context.run_id,
             context.node_id,
             context.node_config,
-            copy.copy(context.state),
+            RecordDict(dict(context.state)),
             context.run_config,
         )
         return app(message, changed), changed

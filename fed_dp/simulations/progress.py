@@ -50,7 +50,7 @@ class ProgressBar(Silent):
         traffic = f"↑ {self._bytes[0] / 1e6:.1f} ↓ {self._bytes[1] / 1e6:.1f} MB"
         self._bar.update(self._task, completed=line["round"], status=f"{self._accuracy} · {spent} · {traffic}")
         if line["round"] == self._bar.tasks[0].total:
-            self.stop()
+            self.stop()  # the next variant has a bar of its own
 
     def stop(self) -> None:
         """Leave the bar as it is."""

@@ -40,6 +40,9 @@ class _WithClients:
         self._grid.load(folder, done)
         self._observer.restore(folder, done)
 
+    def stop(self) -> None:
+        self._observer.stop()
+
 
 def simulate(
     experiment: Experiment,

@@ -37,6 +37,7 @@ class Tally:
     bytes_downloaded: int = 0
     events: list[Event] = field(default_factory=list)
     client_seconds: float = 0.0
+    devices: set[str] = field(default_factory=set)
 
 
 class SiteStrategy(Strategy):
@@ -156,6 +157,7 @@ class SiteStrategy(Strategy):
                 continue
             uploads[site.client] = site, upload
             self.tally.events += events
+            self.tally.devices.add(upload.device)
             self.tally.bytes_uploaded += upload.bytes if self.shares else 0
             self.tally.client_seconds += upload.metrics.get(names.SECONDS, 0.0)
         for site in by_node.values():
@@ -174,13 +176,14 @@ class SiteStrategy(Strategy):
             assert isinstance(metrics, MetricRecord)
             assert isinstance(config, ConfigRecord)
             change, records = names.from_npy(arrays[names.CHANGE].data), metrics[names.RECORDS]
-            events = str(config[names.EVENTS])
+            events, device = str(config[names.EVENTS]), str(config.get(names.DEVICE, "unknown"))
         except (KeyError, AssertionError, ValueError, TypeError, EOFError) as error:
             raise UploadRefused(f"not an upload: {type(error).__name__} {error}") from None
         upload = Upload(
             change=names.check_vector(change, size=self.weights.size, what=names.CHANGE),
             records=names.check_records(records, announced=site.records),
             events=events,
+            device=device,
             metrics={k: float(v) for k, v in metrics.items() if isinstance(v, int | float)},
             bytes=_bytes(arrays),
         )

@@ -44,6 +44,9 @@ class Observer(Protocol):
     def restore(self, folder: Path, done: int) -> None:
         """The run resumes after round `done`: read back what `checkpoint` wrote."""
 
+    def stop(self) -> None:
+        """The run is over, whichever way."""
+
 
 class Silent:
     """An observer that does nothing; a starting point for others."""
@@ -58,6 +61,9 @@ class Silent:
         """Do nothing."""
 
     def restore(self, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
         """Do nothing."""
 
 
@@ -139,6 +145,7 @@ def _line(
         "bytes": {"uploaded": tally.bytes_uploaded, "downloaded": tally.bytes_downloaded},
         "seconds": seconds,
         "client_seconds": tally.client_seconds,
+        "devices": sorted(tally.devices),
         "events": to_json(tally.events),
     }
 
@@ -181,6 +188,7 @@ def _summary(
             "dense": 4 * int(strategy.weights.size) * asked,
         },
         "failures": sum(line["clients"]["failed"] for line in lines),
+        "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
         "versions": {"flwr": _version("flwr"), "torch": _version("torch"), "opacus": _version("opacus")},
     }
@@ -200,6 +208,7 @@ def _statement(
         delta=privacy.delta,
         budget_epsilon=privacy.budget_epsilon,
         sites_per_record=members.sites_per_record,
+        smallest_site=min(map(len, members.parts)),
         noise_source=privacy.noise_source,
     )
 

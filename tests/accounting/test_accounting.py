@@ -3,7 +3,16 @@ from __future__ import annotations
 import pytest
 from opacus.accountants import PRVAccountant
 
-from fed_dp.accounting import Event, SampledGaussian, epsilon, from_json, noise_multiplier, statement, to_json
+from fed_dp.accounting import (
+    Event,
+    SampledGaussian,
+    Statement,
+    epsilon,
+    from_json,
+    noise_multiplier,
+    statement,
+    to_json,
+)
 from fed_dp.errors import PrivacyError
 
 DELTA = 1e-5
@@ -11,6 +20,17 @@ DELTA = 1e-5
 
 def event(client: int, turn: int, release: SampledGaussian) -> Event:
     return Event(release, turn, client, "record", "add/remove one", "proved", "because")
+
+
+def state(events: dict[int, list[Event]], sites: int = 1, smallest: int = 50) -> Statement | None:
+    return statement(
+        events,
+        delta=DELTA,
+        budget_epsilon=9.0,
+        sites_per_record=sites,
+        smallest_site=smallest,
+        noise_source="simulation",
+    )
 
 
 @pytest.mark.parametrize(("sigma", "rate", "steps"), [(1.0, 0.05, 400), (2.0, 0.5, 60), (0.8, 0.01, 1000)])
@@ -73,9 +93,7 @@ def test_disjoint_sites_cost_the_largest_and_shared_records_pay_at_each() -> Non
     events = {0: [event(0, 1, cheap)], 1: [event(1, 1, dear), event(1, 2, dear)], 2: [event(2, 1, cheap)]}
 
     def total(sites: int) -> float:
-        found = statement(
-            events, delta=DELTA, budget_epsilon=9.0, sites_per_record=sites, noise_source="simulation"
-        )
+        found = state(events, sites)
         assert found is not None
         return found.epsilon_total
 
@@ -87,17 +105,18 @@ def test_disjoint_sites_cost_the_largest_and_shared_records_pay_at_each() -> Non
 def test_a_statement_tells_the_total_first_and_the_worst_standing() -> None:
     release = SampledGaussian(2.0, 0.1, 20)
     claimed = Event(release, 2, 0, "record", "add/remove one", "claimed", "because")
-    found = statement(
-        {0: [event(0, 1, release), claimed]},
-        delta=DELTA,
-        budget_epsilon=9.0,
-        sites_per_record=1,
-        noise_source="simulation",
-    )
+    found = state({0: [event(0, 1, release), claimed]})
     assert found is not None
     assert found.guarantee == "claimed"
     lines = found.lines()
     assert lines[0].startswith(f"privacy: total ε = {found.epsilon_total:.3f}")
     assert "not secure" in "".join(lines)
-    nothing = statement({}, delta=DELTA, budget_epsilon=1, sites_per_record=1, noise_source="simulation")
-    assert nothing is None
+    assert found.warnings == ()
+    assert state({}) is None
+
+
+def test_a_delta_that_protects_nobody_is_warned_of() -> None:
+    events = {0: [event(0, 1, SampledGaussian(2.0, 0.1, 20))]}
+    found = state(events, smallest=200_000)
+    assert found is not None
+    assert "not below 1/200000" in found.lines()[-1]

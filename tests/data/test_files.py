@@ -43,6 +43,13 @@ def test_fetch_brings_a_checked_file_once(mirror: str, tmp_path: Path) -> None:
     assert "already there" in said[1]
 
 
+def test_a_file_of_a_sister_folder_is_fetched_into_it(mirror: str, tmp_path: Path) -> None:
+    sister = File("../sister/a.bin", FILE.sha256)
+    path = fetch(tmp_path / "data" / "own", sister, mirror=mirror)
+    assert path == tmp_path / "data" / "sister" / "a.bin"
+    assert verified(tmp_path / "data" / "own", sister) == path
+
+
 def test_fetch_keeps_nothing_of_a_wrong_download(mirror: str, tmp_path: Path) -> None:
     (tmp_path / "mirror" / "a.bin").write_bytes(CONTENT[:-1])
     with pytest.raises(DataCorrupt, match="nothing was kept"):
