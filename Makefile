@@ -4,7 +4,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --constraint constraints.txt
 export FLWR_TELEMETRY_ENABLED ?= 0
 export FLWR_DISABLE_UPDATE_CHECK ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0

@@ -376,7 +376,7 @@ def _lifesnaps(folder: Path, files: tuple[File, ...]) -> DataSet:
     people = table.groupby("id")
     table["steps_before"] = people["steps"].shift(1)
     following = people["steps"].shift(-1)
-    table["weekday"] = table["date"].dt.weekday.astype(str)
+    table["weekday"] = table["date"].dt.day_of_week.astype(str)
     table["rises"] = following > table["steps"]
     table["position"] = people.cumcount() / people["id"].transform("size")
     table = table[following.notna()].reset_index(drop=True)

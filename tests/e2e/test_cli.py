@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -153,16 +154,19 @@ def wait_for_round(folder: Path, turn: int, process: subprocess.Popen[str]) -> N
     raise AssertionError(f"no round {turn}: {process.communicate()}")
 
 
-def ray_processes(since: set[int]) -> list[str]:
-    """Ray's processes that came later; its two small agents notice a killed parent only after a minute."""
+def ray_processes(mark: str) -> list[str]:
+    """Ray's processes that inherited `mark`.
+
+    Its two small agents are left out: they notice a killed parent only after a minute.
+    """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             command = (folder / "cmdline").read_text().replace("\0", " ")
+            inherited = mark in (folder / "environ").read_text(errors="replace")
         except OSError:
             continue
-        of_ray = any(name in command for name in ("ray::Worker", "raylet", "gcs_server"))
-        if of_ray and int(folder.name) not in since:
+        if inherited and any(name in command for name in ("ray::Worker", "raylet", "gcs_server")):
             found.append(command[:80])
     return found
 
@@ -174,16 +178,18 @@ def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
 ) -> None:
     settings = ["-s", "rounds=25", "-s", "trainer.local_epochs=3"]
     expected = json.loads(cli("simulate", experiment, *settings, "--engine", "in-process", "--json").stdout)
-    before = {int(p.name) for p in Path("/proc").glob("[0-9]*")}
+    mark = f"FED_DP_TEST={uuid4()}"
     process = subprocess.Popen(
         [sys.executable, "-m", "fed_dp.cli", "simulate", experiment, *settings, "--runs", "cut"],
         cwd=tmp_path,
+        env={**os.environ, **dict([mark.split("=")])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
     )
     wait_for_round(tmp_path / "cut", 2, process)
+    assert ray_processes(mark)
     os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)
     output, _ = process.communicate(timeout=60)
     if how != signal.SIGKILL:
@@ -191,9 +197,9 @@ def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
         assert "--resume" in output
     assert "Traceback" not in output
     deadline = time.monotonic() + 30
-    while ray_processes(before) and time.monotonic() < deadline:
+    while ray_processes(mark) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert ray_processes(before) == []
+    assert ray_processes(mark) == []
     done = len(next((tmp_path / "cut").glob("*/metrics.jsonl")).read_text().splitlines())
     assert done < 25
     resumed = cli(
