@@ -154,6 +154,11 @@ def wait_for_round(folder: Path, turn: int, process: subprocess.Popen[str]) -> N
     raise AssertionError(f"no round {turn}: {process.communicate()}")
 
 
+def heed_interrupts() -> None:
+    """Undo what a shell does to the children of its background jobs: they ignore Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def ray_processes(mark: str) -> list[str]:
     """Ray's processes that inherited `mark`.
 
@@ -187,6 +192,7 @@ def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=heed_interrupts,
     )
     wait_for_round(tmp_path / "cut", 2, process)
     assert ray_processes(mark)

@@ -134,7 +134,7 @@ def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> N
 
 
 def test_shares_of_gpus_decide_how_many_actors_there_are(tmp_path: Path) -> None:
-    workers = pool(small(clients={"count": 9, "cpus": 0.5, "gpus": 1.5}))
+    workers = pool(small(clients={"count": 9, "cpus": 0.5, "gpus": 2.0}))
     assert workers.size == 2  # of four logical GPUs; the processors would do for four
     workers.close()
     _, summary = on_ray(small(clients={"count": 3, "cpus": 1.0, "gpus": 0.5}), tmp_path)
