@@ -120,6 +120,12 @@ class Clients(Section):
     cpus: Positive = 1.0
     gpus: NonNegative = 0.0
 
+    @model_validator(mode="after")
+    def _whole_gpus(self) -> Clients:
+        if self.gpus > 1 and self.gpus != int(self.gpus):
+            raise ValueError(f"clients.gpus = {self.gpus:g}: expected a share of one GPU or a whole number")
+        return self
+
 
 class Sgd(Section):
     """Plain local SGD. No privacy."""

@@ -34,6 +34,7 @@ def made(*settings: str) -> Experiment:
             ["clients.cont=3"],
             ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, cpus, gpus"],
         ),
+        (["clients.gpus=1.5"], ["clients.gpus = 1.5", "whole number"]),
         (["surprise=1"], ["unknown key surprise = 1", "allowed: name", "rounds"]),
         (["rounds=2.5"], ["rounds = 2.5", "integer"]),
         (["rounds=many"], ["rounds = 'many'", "integer"]),
