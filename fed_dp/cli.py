@@ -121,8 +121,7 @@ def simulate(
 def _what_to_run(
     source: str, settings: list[str], resume: bool
 ) -> tuple[str, dict[str, Experiment], Path | None]:
-    from fed_dp.experiment import build, override, read_tables
-    from fed_dp.experiment import variants as split
+    from fed_dp.experiment import build, override, select
 
     if Path(source).is_dir():
         from fed_dp.simulations.study import variants_of
@@ -131,15 +130,10 @@ def _what_to_run(
             raise ConfigError(f"{source} is a folder: to go on with the run in it, add --resume")
         if settings:
             raise ConfigError(f"--set {settings[0]!r}: a resumed run keeps its own settings")
-        return Path(source).name, variants_of(Path(source)), Path(source)
-    name, colon, wanted = source.partition(":")
-    found = split(read_tables(name))
-    if colon and wanted not in found:
-        raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
-    chosen = {wanted: found[wanted]} if colon else found
+        return *variants_of(Path(source)), Path(source)
+    name, chosen = select(source)
     built = {key: build(override(tables, settings), where=source) for key, tables in chosen.items()}
-    title = next(iter(built.values())).name if len(built) == 1 else str(read_tables(name)["name"])
-    return title, built, None
+    return next(iter(built.values())).name if len(built) == 1 else name, built, None
 
 
 def _observer(console: Console, quiet: bool) -> Observer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fed_dp.accounting.composition import epsilon, noise_multiplier
 from fed_dp.accounting.events import Event, SampledGaussian, from_json, to_json
-from fed_dp.accounting.statement import Statement, spent, statement
+from fed_dp.accounting.statement import Statement, spent, spread, statement
 
 __all__ = [
     "Event",
@@ -14,6 +14,7 @@ __all__ = [
     "from_json",
     "noise_multiplier",
     "spent",
+    "spread",
     "statement",
     "to_json",
 ]

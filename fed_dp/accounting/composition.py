@@ -18,6 +18,7 @@ from dp_accounting.pld import PLDAccountant
 from fed_dp.accounting.events import SampledGaussian
 from fed_dp.errors import PrivacyError
 
+LEAST_NOISE = 0.25  # σ below this is no protection worth the name
 GRID = 1e-3  # step of the discretised privacy loss; costs less than 0.1 % of ε here
 
 
@@ -40,19 +41,24 @@ def _epsilon(groups: tuple[tuple[float, float, int], ...], delta: float) -> floa
 
 @lru_cache(maxsize=256)
 def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
-    """Return the smallest σ (to 0.1 %, from above) for which `steps` sampled steps cost at most ε."""
+    """Return the smallest σ (to 0.001, from above) for which `steps` sampled steps cost at most ε.
+
+    Never less than LEAST_NOISE: a budget that would allow less is not spent in full.
+    """
+    if _epsilon(((LEAST_NOISE, sample_rate, steps),), delta) <= epsilon:
+        return LEAST_NOISE
     try:
         sigma = dp_accounting.calibrate_dp_mechanism(
             _accountant,
             lambda value: _sampled_gaussian(value, sample_rate, steps),
             target_epsilon=epsilon,
             target_delta=delta,
-            bracket_interval=dp_accounting.LowerEndpointAndGuess(0.25, 1.0),
+            bracket_interval=dp_accounting.LowerEndpointAndGuess(LEAST_NOISE, 1.0),
             tol=1e-3,
         )
     except (NoBracketIntervalFoundError, ValueError) as error:
         raise PrivacyError(
-            f"no noise multiplier ≥ 0.25 fits ε = {epsilon:g}, δ = {delta:g} over {steps} steps at "
+            f"no noise multiplier fits ε = {epsilon:g}, δ = {delta:g} over {steps} steps at "
             f"sample rate {sample_rate:g}: {error}"
         ) from None
     return float(sigma)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from fed_dp.errors import PrivacyError
 
@@ -24,12 +23,12 @@ class SampledGaussian:
     steps: int
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected > 0 and finite")
+        if not 1e-3 <= self.noise_multiplier <= 1e6:  # beyond, accountants overflow
+            raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected in [0.001, 1e6]")
         if not 0 < self.sample_rate <= 1:
             raise PrivacyError(f"sample_rate = {self.sample_rate!r}: expected in (0, 1]")
-        if not (isinstance(self.steps, int) and self.steps >= 0):
-            raise PrivacyError(f"steps = {self.steps!r}: expected a whole number ≥ 0")
+        if not (type(self.steps) is int and 0 <= self.steps <= 10**9):
+            raise PrivacyError(f"steps = {self.steps!r}: expected a whole number from 0 to 1e9")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,19 @@ def to_json(events: Iterable[Event]) -> str:
 def from_json(text: str) -> tuple[Event, ...]:
     """Read events from the wire; anything malformed is a PrivacyError."""
     try:
-        return tuple(
-            Event(**{**item, "release": SampledGaussian(**item["release"])}) for item in json.loads(text)
-        )
-    except (TypeError, KeyError, ValueError) as error:
+        return tuple(_event(item) for item in json.loads(text))
+    except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise PrivacyError(f"events are malformed: {error}") from None
+
+
+def _event(item: dict[str, Any]) -> Event:
+    event = Event(**{**item, "release": SampledGaussian(**item["release"])})
+    for key, allowed in (("unit", Unit), ("neighbours", Neighbours), ("guarantee", Status)):
+        if (value := getattr(event, key)) not in get_args(allowed):
+            raise ValueError(f"{key} = {value!r}")
+    for key in ("round", "client"):
+        if type(value := getattr(event, key)) is not int or value < 0:
+            raise ValueError(f"{key} = {value!r}")
+    if not isinstance(event.reason, str) or len(event.reason) > 1000:
+        raise ValueError("reason is no text of at most 1000 characters")
+    return event

@@ -14,6 +14,7 @@ _WORST = ("refuted", "claimed", "proved")
 ASSUMPTIONS = (
     "the number of records of each site is public",
     "bounds, categories and standardisation constants are public",
+    "test records are the server's and are not protected: every score is computed on them as they are",
     "choosing hyper-parameters is not counted",
 )
 
@@ -59,6 +60,12 @@ def spent(events: Sequence[Event], *, delta: float) -> float:
     return epsilon((event.release for event in events), delta=delta)
 
 
+def spread(events_by_site: Mapping[int, Sequence[Event]], *, delta: float) -> dict[str, float]:
+    """Return the smallest, the median and the largest ε over the sites that have spent any."""
+    each = [spent(events, delta=delta) for events in events_by_site.values() if events]
+    return {"min": min(each), "median": statistics.median(each), "max": max(each)}
+
+
 def statement(
     events_by_site: Mapping[int, Sequence[Event]],
     *,
@@ -67,6 +74,7 @@ def statement(
     sites_per_record: int,
     smallest_site: int,
     noise_source: str,
+    late: int = 0,
 ) -> Statement | None:
     """State what all sites' events cost; None where nothing was released.
 
@@ -99,20 +107,22 @@ def statement(
         noise_source=noise_source,
         reason=first.reason,
         assumptions=ASSUMPTIONS,
-        epsilon_by_site={
-            "min": min(sites.values()),
-            "median": statistics.median(sites.values()),
-            "max": max(sites.values()),
-        },
+        epsilon_by_site=spread(events_by_site, delta=delta),
         sites_per_record=sites_per_record,
-        warnings=_warnings(delta, smallest_site),
+        warnings=_warnings(delta, smallest_site, late, budget_epsilon),
     )
 
 
-def _warnings(delta: float, smallest_site: int) -> tuple[str, ...]:
-    if delta * smallest_site < 1:
-        return ()
-    return (
-        f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "
-        "publishing a record at random would satisfy it",
-    )
+def _warnings(delta: float, smallest_site: int, late: int, budget: float) -> tuple[str, ...]:
+    found = []
+    if delta * smallest_site >= 1:
+        found.append(
+            f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "
+            "publishing a record at random would satisfy it"
+        )
+    if late:
+        found.append(
+            f"{late} replies never came or came too late: what they released is metered by their sites "
+            f"(each within its budget of {budget:g}), but is not in this total"
+        )
+    return tuple(found)

@@ -6,7 +6,6 @@ raises, and then Flower sends an error reply with no arrays in it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,7 @@ from fed_dp.accounting import to_json
 from fed_dp.clients import device
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Site, State, Trainer
-from fed_dp.errors import RunError
+from fed_dp.errors import PrivacyError, RunError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.models import use_one_thread
@@ -33,6 +32,7 @@ class _Workplace:
     experiment: Experiment
     federation: Federation
     trainer: Trainer
+    size: int  # parameters of the model
 
 
 @lru_cache(maxsize=1)
@@ -40,7 +40,8 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
     """Read the experiment, the data and the network once per process, not once per message."""
     experiment = from_run_config(dict(config))
     members = federation(experiment)
-    return _Workplace(experiment, members, make_trainer(experiment, members.dataset))
+    trainer, net = make_trainer(experiment, members.dataset)
+    return _Workplace(experiment, members, trainer, net.size)
 
 
 def _at_work(context: Context) -> tuple[_Workplace, int]:
@@ -67,28 +68,40 @@ def describe(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Run one round of the trainer from the weights received."""
-    started = time.perf_counter()
+    """Run one round of the trainer from the weights received.
+
+    The weights are checked first: weights from which a network overflows for some records and not
+    for others would turn an error reply into an answer about the records. What a private trainer
+    raises unexpectedly is told by its kind alone, for the same reason.
+    """
     place, client = _at_work(context)
-    arrays, config = message.content[names.ARRAYS], message.content[names.CONFIG]
-    assert isinstance(arrays, ArrayRecord) and isinstance(config, ConfigRecord)
-    weights = names.from_npy(arrays[names.WEIGHTS].data)
+    arrays, config = message.content.array_records, message.content.config_records
+    if names.ARRAYS not in arrays or names.CONFIG not in config:
+        raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
+    weights = names.check_vector(
+        names.from_npy(arrays[names.ARRAYS][names.WEIGHTS].data),
+        size=place.size,
+        what="weights from the server",
+    )
+    turn = config[names.CONFIG].get(names.ROUND)
+    if not isinstance(turn, int):
+        raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number")
     x, y = place.federation.client(client)
-    turn = config[names.ROUND]
-    assert isinstance(turn, int)
     site = Site(x, y, client, turn, place.experiment.seed)
-    fit = place.trainer.fit(weights, site, _load_state(context))
-    names.check_vector(fit.change, size=weights.size, what="own change")
+    try:
+        fit = place.trainer.fit(weights, site, _load_state(context))
+        change = names.check_vector(fit.change, size=weights.size, what="own change")
+    except Exception as error:
+        if place.trainer.spends and not isinstance(error, PrivacyError):
+            raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
+        raise
     _keep_state(context, fit.state)
+    told = {names.EVENTS: to_json(fit.events), names.DEVICE: device.choose(place.experiment.clients.gpus).type}
     content = RecordDict(
         {
-            names.ARRAYS: ArrayRecord({names.CHANGE: Array(fit.change)}),
-            names.METRICS: MetricRecord(
-                {**fit.metrics, names.RECORDS: len(y), names.SECONDS: time.perf_counter() - started}
-            ),
-            names.CONFIG: ConfigRecord(
-                {names.EVENTS: to_json(fit.events), names.DEVICE: device.choose(place.experiment.clients.gpus).type}
-            ),
+            names.ARRAYS: ArrayRecord({names.CHANGE: Array(change)}),
+            names.METRICS: MetricRecord({**fit.metrics, names.RECORDS: len(y)}),
+            names.CONFIG: ConfigRecord(told),  # type: ignore[arg-type]
         }
     )
     return Message(content, reply_to=message)

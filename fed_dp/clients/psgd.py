@@ -22,6 +22,7 @@ from fed_dp.clients.trainer import Fit, Site, State
 from fed_dp.errors import BudgetExceeded, ModelError, PrivacyError
 from fed_dp.experiment import Psgd
 from fed_dp.models import FlatNetwork, Vector
+from fed_dp.sharing.message import LARGEST
 
 REASON = (
     "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson sampling and clipping by Opacus, "
@@ -36,7 +37,8 @@ class PsgdTrainer:
     Guarantee: (budget_epsilon, delta)-DP for every message of all `rounds` together; proved.
     Neighbours: add or remove one record of the site. The number of records is public.
     σ is calibrated once for all rounds; each round is metered before its first step and refused
-    when the site's history and the round together would exceed the budget.
+    when the site's history and the round together would exceed the budget. Weights stay within
+    ±LARGEST, where activations and gradients are finite: clipping does not bound NaN.
     """
 
     spends = True
@@ -47,7 +49,13 @@ class PsgdTrainer:
         if problems := ModuleValidator.validate(net.network, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
         self._config, self._net = config, net
-        self._budget, self._delta, self._rounds = budget_epsilon, delta, rounds
+        self._budget, self._delta = budget_epsilon, delta
+        self._sigma = noise_multiplier(
+            epsilon=budget_epsilon,
+            delta=delta,
+            sample_rate=config.sample_rate,
+            steps=rounds * config.steps_per_round,
+        )
         ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
         self._module = (
             GradSampleModuleFastGradientClipping(net.network, max_grad_norm=config.clip, use_ghost_clipping=True)
@@ -58,13 +66,7 @@ class PsgdTrainer:
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Meter the round, then run its noisy steps."""
         config, net = self._config, self._net
-        sigma = noise_multiplier(
-            epsilon=self._budget,
-            delta=self._delta,
-            sample_rate=config.sample_rate,
-            steps=self._rounds * config.steps_per_round,
-        )
-        release = SampledGaussian(sigma, config.sample_rate, config.steps_per_round)
+        release = SampledGaussian(self._sigma, config.sample_rate, config.steps_per_round)
         past = _history(state)
         total = epsilon([*past, release], delta=self._delta)
         if total > self._budget:
@@ -75,7 +77,7 @@ class PsgdTrainer:
         accountant = PRVAccountant()
         accountant.history = [(r.noise_multiplier, r.sample_rate, r.steps) for r in past]
         net.load(weights)
-        self._steps(site, sigma, accountant)
+        self._steps(site, accountant)
         history = [SampledGaussian(*entry) for entry in accountant.history]
         taken = sum(r.steps for r in history) - sum(r.steps for r in past)
         if taken != release.steps:
@@ -85,7 +87,7 @@ class PsgdTrainer:
         )
         return Fit(net.weights() - weights, (event,), {"steps": float(taken)}, _state(history))
 
-    def _steps(self, site: Site, sigma: float, accountant: PRVAccountant) -> None:
+    def _steps(self, site: Site, accountant: PRVAccountant) -> None:
         config, net, module = self._config, self._net, self._module
         ghost = isinstance(module, GradSampleModuleFastGradientClipping)
         place = (site.round, site.client)
@@ -94,7 +96,7 @@ class PsgdTrainer:
         make = DPOptimizerFastGradientClipping if ghost else DPOptimizer
         optimizer = make(
             torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
-            noise_multiplier=sigma,
+            noise_multiplier=self._sigma,
             max_grad_norm=config.clip,
             expected_batch_size=config.sample_rate * len(site.y),
             generator=noise,
@@ -112,6 +114,7 @@ class PsgdTrainer:
                 optimizer.zero_grad()
                 loss(module(x[rows]), y[rows]).backward()
                 optimizer.step()
+                net.clamp(LARGEST)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
 
 

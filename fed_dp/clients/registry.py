@@ -11,18 +11,20 @@ from fed_dp.experiment import Experiment, Psgd
 from fed_dp.models import FlatNetwork
 
 
-def make_trainer(experiment: Experiment, dataset: DataSet) -> Trainer:
-    """Build the experiment's trainer with its network on this process's device."""
+def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, FlatNetwork]:
+    """Build the experiment's trainer and its network on this process's device."""
     where = device.choose(experiment.clients.gpus)
     net = FlatNetwork(experiment.model.name, dataset.shape, dataset.classes, where)
     config, privacy = experiment.trainer, experiment.privacy
     if isinstance(config, Psgd):
-        assert privacy.budget_epsilon is not None and privacy.delta is not None  # by schema
-        return PsgdTrainer(
+        assert privacy.budget_epsilon is not None  # by schema
+        assert privacy.delta is not None
+        trainer: Trainer = PsgdTrainer(
             config,
             net,
             budget_epsilon=privacy.budget_epsilon,
             delta=privacy.delta,
             rounds=experiment.rounds,
         )
-    return SgdTrainer(config, net)
+        return trainer, net
+    return SgdTrainer(config, net), net

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,16 @@ class DataSet:
     def shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(int(n) for n in self.train.x.shape[1:])
+
+    def fingerprint(self) -> str:
+        """SHA-256 of all records: what a resumed run must find again."""
+        digest = hashlib.sha256()
+        for records in (self.train, self.test):
+            for array in (records.x, records.y, records.owner):
+                if array is not None:
+                    digest.update(f"{array.dtype}{array.shape}".encode())
+                    digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     def inputs(self, records: Records, indices: Integers | slice = slice(None)) -> Floats:
         """Return the chosen records' inputs as float32, ready for a network."""

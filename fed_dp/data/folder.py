@@ -53,7 +53,8 @@ def read_folder(options: FolderOptions) -> DataSet:
     notes: tuple[str, ...] = ()
     if test is None:
         train, test = _hold_out(train, options.test_fraction)
-        notes = (f"no test file: {options.test_fraction:.0%} of the records held out at random",)
+        share = f"{options.test_fraction:.0%}"
+        notes = (f"no test file: {share} of the records held out at random; test records are not protected",)
     classes = options.classes if isinstance(options.classes, int) else len(options.classes)
     return DataSet("folder", train, test, classes, *identity(), notes=notes)
 
@@ -68,8 +69,14 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
         return _arrays(x, y, options, path)
     for suffix in TABLES:
         if (path := folder / f"{prefix}{suffix}").is_file():
-            return _table(read_table(path), options, path)
+            return _table(_read(path), options, path)
     return None
+
+
+def _read(path: Path) -> pd.DataFrame:
+    if path.suffix == ".csv":  # an empty cell is missing; "NA" or "None" may be a category
+        return read_table(path, keep_default_na=False, na_values=[""])
+    return read_table(path)
 
 
 def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path) -> Records:
@@ -78,6 +85,12 @@ def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path
     low, high = options.bounds
     if not low < high:
         raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or x.ndim < 2:
+        raise DataCorrupt(
+            f"{path}: expected X of shape (N, …) and y of shape (N,), found {x.shape}, {y.shape}"
+        )
     if len(x) != len(y):
         raise DataCorrupt(f"{path}: {len(x)} inputs but {len(y)} labels")
     if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
@@ -102,6 +115,12 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
                 f"{', '.join(map(str, table.columns))}"
             )
     categories = dict(options.categories or {})
+    stated = list(options.bounds) if isinstance(options.bounds, Mapping) else []
+    for name in (*stated, *categories):
+        if name in (options.label, options.client):
+            raise ConfigError(f"data.bounds or data.categories names {name!r}, which is not an input")
+        if name in stated and name in categories:
+            raise ConfigError(f"column {name!r} stands in data.bounds and in data.categories: state it once")
     inputs = [c for c in map(str, table.columns) if c not in (options.label, options.client)]
     if isinstance(options.bounds, Mapping):
         bounds = dict(options.bounds)
@@ -112,9 +131,18 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
             f"data.bounds has no entry for column {unstated[0]!r} of {path.name}: state its bounds "
             "(or its categories); they are never taken from the data"
         )
+    if not inputs:
+        raise ConfigError(f"{path.name} has no column but {options.label!r}: there is nothing to learn from")
     x: Floats = Columns(bounds, categories).encode(table, where=str(path))
-    owner = None if options.client is None else table[options.client].astype(str).to_numpy(np.str_)
+    owner = None if options.client is None else _owners(table[options.client], path)
     return Records(x, _labels(table[options.label], options, path), owner)
+
+
+def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:
+    if column.isna().any():
+        row = int(np.flatnonzero(column.isna())[0])
+        raise DataCorrupt(f"{path}: column {column.name!r}, record {row}: the client is missing")
+    return np.array([str(value) for value in column], dtype=np.str_)
 
 
 def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integers:

@@ -23,6 +23,7 @@ class Federation:
     dataset: DataSet
     parts: tuple[Integers, ...]
     sites_per_record: int
+    notes: tuple[str, ...] = ()
 
     def rows(self, index: int) -> Integers:
         """Return which training records one client holds."""
@@ -43,7 +44,15 @@ def federation(experiment: Experiment) -> Federation:
     widest = partition.overlap(parts, len(dataset.train))
     if experiment.strategy.name == "centralised":
         parts, widest = [np.unique(np.concatenate(parts))], 1
-    return Federation(dataset, tuple(parts), widest)
+    return Federation(dataset, tuple(parts), widest, (*dataset.notes, *_left_out(experiment, dataset)))
+
+
+def _left_out(experiment: Experiment, dataset: DataSet) -> list[str]:
+    owner, clients = dataset.train.owner, experiment.clients.count
+    if not isinstance(experiment.data.partition, Natural) or owner is None:
+        return []
+    there = len(np.unique(owner))
+    return [f"{clients} of {there} natural clients take part"] if clients < there else []
 
 
 def load(section: Data) -> DataSet:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -87,6 +88,19 @@ class Data(Section):
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
     @model_validator(mode="after")
+    def _statements_make_sense(self) -> Data:
+        pairs = self.bounds if isinstance(self.bounds, dict) else {"every input": self.bounds}
+        for name, pair in pairs.items():
+            if pair is not None and not -math.inf < pair[0] < pair[1] < math.inf:
+                raise ValueError(f"data.bounds of {name} = {list(pair)}: expected low < high, both finite")
+        lists = {f"categories.{name}": words for name, words in self.categories.items()}
+        lists |= {"classes": self.classes} if isinstance(self.classes, tuple) else {}
+        for name, words in lists.items():
+            if not words or len(set(words)) < len(words):
+                raise ValueError(f"data.{name} = {list(words)}: expected words that differ")
+        return self
+
+    @model_validator(mode="after")
     def _folder_keys_only_for_folders(self) -> Data:
         given = self.model_fields_set
         if self.name == "folder":
@@ -96,6 +110,8 @@ class Data(Section):
                         f"data.{key} is missing: data.name = 'folder' needs path, bounds and "
                         "classes (and label, for tables)"
                     )
+        elif self.name == "digits" and self.path is not None:
+            raise ValueError(f"data.path = {self.path!r}: data.name = 'digits' is embedded and has no path")
         elif extra := [key for key in FOLDER_KEYS if key in given]:
             raise ValueError(
                 f"data.{extra[0]} is set, but only data.name = 'folder' takes it (data.name = {self.name!r})"
@@ -221,12 +237,13 @@ class Experiment(Section):
                     "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
                     "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
                 )
-        elif privacy.budget_epsilon is not None:
-            raise ValueError(
-                f"privacy.budget_epsilon = {privacy.budget_epsilon:g}: trainer.name = "
-                f"{trainer.name!r} adds no noise, so no budget can hold; allowed with: "
-                + ", ".join(PRIVATE_TRAINERS)
-            )
+        else:
+            for key, default in Privacy().model_dump().items():
+                if (value := getattr(privacy, key)) != default:
+                    raise ValueError(
+                        f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
+                        f"cannot hold; allowed with: {', '.join(PRIVATE_TRAINERS)}"
+                    )
         for key in ("upload_fraction", "download_fraction"):
             if (share := getattr(strategy, key)) != 1:
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -42,7 +43,7 @@ def read_tables(source: str | Path) -> Tables:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    tables.setdefault("name", path.stem)
+    tables.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
     return tables
 
 
@@ -101,19 +102,25 @@ def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment
         ) from None
 
 
-def load_experiment(source: str | Path, assignments: Sequence[str] = ()) -> Experiment:
-    """Load one experiment; a file with several variants must be asked for one: `NAME:VARIANT`."""
+def select(source: str | Path) -> tuple[str, dict[str, Tables]]:
+    """Return an experiment's name and the tables of its variants: all, or the one of `NAME:VARIANT`."""
     name, colon, wanted = str(source).partition(":")
-    found = variants(read_tables(name if colon else source))
+    tables = read_tables(name)
+    found = variants(tables)
     if colon and wanted not in found:
         raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
-    if not colon and len(found) > 1:
+    return str(tables["name"]), {wanted: found[wanted]} if colon else found
+
+
+def load_experiment(source: str | Path, assignments: Sequence[str] = ()) -> Experiment:
+    """Load one experiment; a file with several variants must be asked for one: `NAME:VARIANT`."""
+    _, found = select(source)
+    if len(found) > 1:
         raise ConfigError(
-            f"experiment {name!r} has variants ({', '.join(found)}): name one, as in "
-            f"{name}:{next(iter(found))}"
+            f"experiment {str(source)!r} has variants ({', '.join(found)}): name one, as in "
+            f"{source}:{next(iter(found))}"
         )
-    tables = found[wanted] if colon else next(iter(found.values()))
-    return build(override(tables, assignments), where=str(source))
+    return build(override(next(iter(found.values())), assignments), where=str(source))
 
 
 def to_run_config(experiment: Experiment) -> dict[str, bool | float | int | str]:

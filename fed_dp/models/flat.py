@@ -44,6 +44,10 @@ class FlatNetwork:
         """Overwrite all parameters."""
         self._flat.copy_(torch.tensor(weights))
 
+    def clamp(self, largest: float) -> None:
+        """Hold all parameters within ±largest."""
+        self._flat.clamp_(-largest, largest)
+
     def weights(self) -> Vector:
         """Return a copy of all parameters."""
         return self._flat.cpu().numpy().copy()

@@ -1,14 +1,14 @@
 """What a message holds: the names that strategies and clients agree on, and what may arrive.
 
 Download (server → site): arrays {WEIGHTS}, config {ROUND}.
-Upload (site → server): arrays {CHANGE}, metrics {RECORDS, SECONDS, …}, config {EVENTS, DEVICE}.
+Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {EVENTS, DEVICE}.
 """
 
 from __future__ import annotations
 
 import io
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,9 @@ from fed_dp.errors import UploadRefused
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
 WEIGHTS, CHANGE = "weights", "change"
 ROUND, RECORDS, EVENTS, DEVICE = "round", "records", "events", "device"
-PARTITION, SECONDS = "partition-id", "seconds"
+PARTITION = "partition-id"
+
+LARGEST = 1e3  # of a weight or a change; beyond it a network only overflows
 
 Vector = NDArray[np.float32]
 
@@ -31,10 +33,6 @@ class Upload:
 
     change: Vector
     records: int
-    events: str = "[]"  # JSON; read by accounting
-    device: str = "cpu"
-    metrics: dict[str, float] = field(default_factory=dict)
-    bytes: int = 0
 
 
 def from_npy(data: bytes) -> NDArray[Any]:
@@ -52,15 +50,18 @@ def from_npy(data: bytes) -> NDArray[Any]:
 
 
 def check_vector(values: Any, *, size: int, what: str) -> Vector:
-    """Return `values` if it is a finite float32 vector of `size`; refuse it otherwise, saying why."""
+    """Return `values` if it is a float32 vector of `size` within ±LARGEST; refuse it otherwise."""
     if not isinstance(values, np.ndarray) or values.dtype != np.float32:
         found = getattr(values, "dtype", type(values).__name__)
         raise UploadRefused(f"{what}: expected float32, found {found}")
     if values.shape != (size,):
         raise UploadRefused(f"{what}: expected shape ({size},), found {values.shape}")
-    if not np.isfinite(values).all():
-        position = int(np.flatnonzero(~np.isfinite(values))[0])
-        raise UploadRefused(f"{what}: {values[position]} at index {position}, expected finite values")
+    fits = np.abs(values) <= LARGEST  # false for NaN
+    if not fits.all():
+        position = int(np.flatnonzero(~fits)[0])
+        raise UploadRefused(
+            f"{what}: {values[position]} at index {position}, expected finite values within ±{LARGEST:g}"
+        )
     return values
 
 

@@ -55,7 +55,7 @@ def ray_session(address: str | None) -> Iterator[None]:
     on_terminate = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address=address,
+            address=address or "local",  # not whatever cluster RAY_ADDRESS or a file may name
             include_dashboard=None if address else False,
             log_to_driver=False,
             logging_level=logging.ERROR,
@@ -118,11 +118,7 @@ class Pool:
     """The actors: as many as the resources allow and the clients need; dead ones are replaced."""
 
     def __init__(self, *, clients: int, cpus: float, gpus: float, section: Data, dataset: DataSet) -> None:
-        resources = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        fits = [_how_many("clients.cpus", "CPU", cpus, resources)]
-        if gpus:
-            fits.append(_how_many("clients.gpus", "GPU", gpus, resources))
-        self.size = max(1, min(clients, *fits))
+        self.size = min(clients, _room(cpus=cpus, gpus=gpus))
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         self._section, self._dataset = section, ray.put(dataset)
         self.actors: list[Any] = [self.start() for _ in range(self.size)]
@@ -138,11 +134,27 @@ class Pool:
         self.actors = []
 
 
-def _how_many(key: str, kind: str, each: float, resources: dict[str, float]) -> int:
-    there = resources.get(kind, 0.0)
-    if each > there:
-        raise ResourceError(f"{key} = {each:g}: this Ray has {there:g} {kind}(s); allowed: at most {there:g}")
+def _room(*, cpus: float, gpus: float) -> int:
+    """Return how many clients fit at once: an actor must fit on one machine, a share on one GPU."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    for key, kind, each in (("clients.cpus", "CPU", cpus), ("clients.gpus", "GPU", gpus)):
+        most = max(node.get(kind, 0.0) for node in nodes)
+        if each > most:
+            raise ResourceError(
+                f"{key} = {each:g}: this Ray has {most:g} {kind}(s) on its largest machine; "
+                f"allowed: at most {most:g}"
+            )
+    return sum(min(_share(node.get("CPU", 0.0), cpus), _shared_gpus(node.get("GPU", 0.0), gpus)) for node in nodes)
+
+
+def _share(there: float, each: float) -> int:
     return math.floor(there / each + 1e-9)
+
+
+def _shared_gpus(there: float, each: float) -> int:
+    if each == 0:
+        return 10**9
+    return int(there) * _share(1, each) if each < 1 else _share(there, each)
 
 
 class RayGrid(SimulationGrid):
@@ -151,12 +163,19 @@ class RayGrid(SimulationGrid):
     def __init__(self, nodes: int, run_config: Config, pool: Pool) -> None:
         super().__init__(nodes, run_config)
         self._pool = pool
-        self._free = AHEAD * list(pool.actors)  # an actor stands here once per batch it can still take
+        self._free: list[Any] = []  # an actor stands here once per batch it can still take
         self._waiting: deque[_Parcel] = deque()
         self._running: dict[Any, tuple[Any, list[_Parcel]]] = {}
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Message] = {}
         self._forgotten: set[str] = set()
+        for actor in pool.actors:
+            self._greet(actor)
+
+    def _greet(self, actor: Any) -> None:
+        """Send empty batches: an actor gets messages once it has answered them, so once it lives."""
+        for _ in range(AHEAD):
+            self._running[actor.answer.remote([])] = actor, []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue the messages and hand them to actors; what many share (the model) travels once."""
@@ -242,7 +261,8 @@ class RayGrid(SimulationGrid):
         if dead in self._pool.actors:  # not replaced yet by the failure of its other batch
             fresh = self._pool.start()
             self._pool.actors[self._pool.actors.index(dead)] = fresh
-            self._free = [actor for actor in self._free if actor != dead] + AHEAD * [fresh]
+            self._free = [actor for actor in self._free if actor != dead]
+            self._greet(fresh)
 
     def _again(self, parcel: _Parcel) -> None:
         identity = _id(parcel)

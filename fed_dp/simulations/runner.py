@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from flwr.app import Context, RecordDict
 
+from fed_dp.clients.registry import make_trainer
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
@@ -56,7 +57,8 @@ def simulate(
 
     `folder` that holds an unfinished run of this experiment is resumed; a finished one is returned.
     """
-    federation(experiment)  # a wrong data set or an impossible partition is told before Ray starts
+    # Wrong data, an impossible partition, a network or budget that cannot be: told before Ray starts.
+    make_trainer(experiment, federation(experiment).dataset)
     path = folder or new_path(root, experiment.name)
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
         return path, json.loads((done.path / "summary.json").read_text())

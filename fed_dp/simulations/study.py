@@ -8,14 +8,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dp.errors import ResumeError
-from fed_dp.experiment import Experiment
+from fed_dp.errors import FedDpError, ResumeError, RunError
+from fed_dp.experiment import Experiment, build
 from fed_dp.simulations.report import write_report
 from fed_dp.simulations.runner import Engine, session, simulate
 from fed_dp.strategies.rounds import Observer
 from fed_dp.strategies.run_folder import RunFolder, new_path, write_atomically
 
 Variants = Mapping[str, Experiment]
+STUDY = "study.json"
 
 
 def study_digest(variants: Variants) -> str:
@@ -40,6 +41,8 @@ def run_study(
     """
     path = folder or new_path(root, name)
     alone = len(variants) == 1
+    if not alone:
+        _begin(path, name, variants)
     results: dict[str, dict[str, Any]] = {}
     with session(engine, next(iter(variants.values()))):
         for variant, experiment in variants.items():
@@ -57,32 +60,46 @@ def run_study(
 
 def to_resume(root: Path, variants: Variants) -> Path:
     """Return the newest unfinished folder under `root` that these variants made."""
-    for path in sorted(_folders(root), key=lambda p: p.stat().st_mtime, reverse=True):
-        if not (path / "summary.json").is_file() and _made_by(path, variants):
+    folders = [p for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
+    wanted = {name: experiment.digest for name, experiment in variants.items()}
+    for path in sorted(folders, key=lambda p: p.stat().st_mtime, reverse=True):
+        if not (path / "summary.json").is_file() and _digests(path, alone=len(variants) == 1) in (
+            wanted,
+            list(wanted.values()),
+        ):
             return path
     raise ResumeError(f"{root} holds no unfinished run of this experiment with these settings")
 
 
-def variants_of(folder: Path) -> dict[str, Experiment]:
-    """Read back what was run in a folder: one run, or the variants of a study that have begun."""
-    if (folder / "experiment.toml").is_file():
-        experiment = RunFolder(folder).experiment()
-        return {experiment.name: experiment}
-    begun = sorted(folder.glob("*/experiment.toml"), key=lambda p: p.stat().st_mtime)
-    if not begun:
-        raise ResumeError(f"{folder} is not a run folder: it has no experiment.toml")
-    return {p.parent.name: RunFolder(p.parent).experiment() for p in begun}
-
-
-def _folders(root: Path) -> list[Path]:
-    return [p for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
-
-
-def _made_by(path: Path, variants: Variants) -> bool:
+def variants_of(folder: Path) -> tuple[str, dict[str, Experiment]]:
+    """Read back what a folder is about: the name and all variants of a study, or its one run."""
     try:
-        found = variants_of(path)
-    except ResumeError:
-        return False
-    if len(variants) == 1:
-        return [e.digest for e in found.values()] == [e.digest for e in variants.values()]
-    return all(name in variants and variants[name].digest == e.digest for name, e in found.items())
+        study = json.loads((folder / STUDY).read_text())
+        return str(study["name"]), {name: build(tables) for name, tables in study["variants"].items()}
+    except FileNotFoundError:
+        experiment = RunFolder(folder).experiment()
+        return experiment.name, {experiment.name: experiment}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ResumeError(f"{folder / STUDY} is damaged: {error}") from None
+
+
+def _begin(path: Path, name: str, variants: Variants) -> None:
+    """Note all variants, so that a resumed study runs those that had not begun, too."""
+    if not (path / STUDY).is_file():
+        content = {"name": name, "variants": {key: e.tables() for key, e in variants.items()}}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            write_atomically(path / STUDY, json.dumps(content, indent=2).encode())
+        except OSError as error:
+            raise RunError(f"run folder {path} cannot be written: {error.strerror}") from None
+
+
+def _digests(path: Path, *, alone: bool) -> dict[str, str] | list[str] | None:
+    """What made a folder: a study's variants by name, a run's digest alone, None for neither."""
+    if alone == (path / STUDY).is_file():
+        return None
+    try:
+        _, found = variants_of(path)
+    except FedDpError:
+        return None
+    return [e.digest for e in found.values()] if alone else {name: e.digest for name, e in found.items()}

@@ -9,6 +9,7 @@ from typing import TextIO
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.strategies.rounds import Observer, Silent, run_rounds
 from fed_dp.strategies.run_folder import Line, RunFolder, new_path
@@ -71,4 +72,14 @@ def make_server_app(observer: Observer) -> ServerApp:
     return app
 
 
-app = make_server_app(PlainLines())
+class _UnderFlower(PlainLines):
+    """Flower's engine starts every run with empty client contexts: what sites have spent is not there."""
+
+    def restore(self, folder: Path, done: int) -> None:
+        raise ResumeError(
+            f"{RUN_FOLDER} = {str(folder)!r} holds an unfinished run, and this engine kept no state of its "
+            "clients: choose another folder, or resume it with fed-dp simulate --resume"
+        )
+
+
+app = make_server_app(_UnderFlower())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -26,10 +27,8 @@ class Standalone(SiteStrategy):
 
     shares = False
 
-    def __init__(
-        self, weights: Vector, sites: Sequence[Site], *, fraction: float = 1.0, seed: int = 0
-    ) -> None:
-        super().__init__(weights, sites, fraction=fraction, seed=seed)
+    def __init__(self, weights: Vector, sites: Sequence[Site], **options: Any) -> None:
+        super().__init__(weights, sites, **options)
         self.own = np.tile(weights, (len(self.sites), 1))
 
     def download(self, site: Site, whole: ArrayRecord) -> ArrayRecord:

@@ -24,6 +24,7 @@ from fed_dp.sharing.message import Upload
 from fed_dp.strategies.sites import Site
 
 State = dict[str, np.ndarray]
+NO_REPLY = "no reply in time"
 
 
 @dataclass(slots=True)
@@ -36,7 +37,6 @@ class Tally:
     bytes_uploaded: int = 0
     bytes_downloaded: int = 0
     events: list[Event] = field(default_factory=list)
-    client_seconds: float = 0.0
     devices: set[str] = field(default_factory=set)
 
 
@@ -50,12 +50,19 @@ class SiteStrategy(Strategy):
     shares = True  # a baseline that shares nothing sends no bytes, whatever the simulation moves
 
     def __init__(
-        self, weights: Vector, sites: Sequence[Site], *, fraction: float = 1.0, seed: int = 0
+        self,
+        weights: Vector,
+        sites: Sequence[Site],
+        *,
+        fraction: float = 1.0,
+        seed: int = 0,
+        private: bool = False,
     ) -> None:
         self.weights = weights
         self.sites = tuple(sites)
-        self.fraction, self.seed = fraction, seed
+        self.fraction, self.seed, self.private = fraction, seed, private
         self.tally = Tally()
+        self._asked: list[tuple[Message, Site]] = []
 
     @abstractmethod
     def combine(self, uploads: Sequence[tuple[Site, Upload]]) -> None:
@@ -91,23 +98,17 @@ class SiteStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Send each chosen site its download."""
-        self.tally = Tally()
+        self.tally, self._asked = Tally(), []
         whole = ArrayRecord({names.WEIGHTS: Array(self.weights)})
         order = ConfigRecord({**config, names.ROUND: server_round})
-        messages = []
         for site in self.chosen(server_round):
             content = self.download(site, whole)
             self.tally.asked += 1
             self.tally.bytes_downloaded += _bytes(content) if self.shares else 0
-            messages.append(
-                Message(
-                    RecordDict({names.ARRAYS: content, names.CONFIG: order}),
-                    site.node,
-                    MessageType.TRAIN,
-                    group_id=str(server_round),
-                )
-            )
-        return messages
+            records = RecordDict({names.ARRAYS: content, names.CONFIG: order})
+            message = Message(records, site.node, MessageType.TRAIN, group_id=str(server_round))
+            self._asked.append((message, site))
+        return [message for message, _ in self._asked]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -141,53 +142,58 @@ class SiteStrategy(Strategy):
     # ------------------------------------------------------------------------------- replies
 
     def _received(self, server_round: int, replies: Iterable[Message]) -> list[tuple[Site, Upload]]:
-        by_node = {site.node: site for site in self.chosen(server_round)}
+        by_message = {message.metadata.message_id: site for message, site in self._asked}
+        by_node = {site.node: site for _, site in self._asked}
         uploads: dict[int, tuple[Site, Upload]] = {}
         for reply in replies:
-            site = by_node.get(reply.metadata.src_node_id)
-            if site is None:
-                continue  # nobody we asked in this round
+            # An error about a dead node comes from the SuperLink: only the message tells whose it is.
+            site = by_message.get(reply.metadata.reply_to_message_id or "?")
+            site = site or by_node.get(reply.metadata.src_node_id)
+            if site is None or site.client in uploads:
+                continue  # nobody we asked in this round, or a second upload: neither counts
             try:
-                if site.client in uploads:
-                    raise UploadRefused("a second upload in the same round")
-                upload, events = self._checked(site, reply)
+                uploads[site.client] = site, self._checked(server_round, site, reply)
             except FedDpError as error:
-                if site.client not in uploads:
-                    self.tally.failed[site.client] = str(error)
-                continue
-            uploads[site.client] = site, upload
-            self.tally.events += events
-            self.tally.devices.add(upload.device)
-            self.tally.bytes_uploaded += upload.bytes if self.shares else 0
-            self.tally.client_seconds += upload.metrics.get(names.SECONDS, 0.0)
-        for site in by_node.values():
+                self.tally.failed[site.client] = str(error)
+        for _, site in self._asked:
             if site.client not in uploads:
-                self.tally.failed.setdefault(site.client, "no reply in time")
+                self.tally.failed.setdefault(site.client, NO_REPLY)
+        for client in uploads:
+            self.tally.failed.pop(client, None)
         self.tally.uploads = len(uploads)
         return [uploads[client] for client in sorted(uploads)]
 
-    def _checked(self, site: Site, reply: Message) -> tuple[Upload, tuple[Event, ...]]:
+    def _checked(self, server_round: int, site: Site, reply: Message) -> Upload:
         if reply.has_error():
             raise UploadRefused(reply.error.reason or f"error code {reply.error.code}")
+        content = reply.content
         try:
-            arrays, metrics = reply.content[names.ARRAYS], reply.content[names.METRICS]
-            config = reply.content[names.CONFIG]
-            assert isinstance(arrays, ArrayRecord)
-            assert isinstance(metrics, MetricRecord)
-            assert isinstance(config, ConfigRecord)
-            change, records = names.from_npy(arrays[names.CHANGE].data), metrics[names.RECORDS]
-            events, device = str(config[names.EVENTS]), str(config.get(names.DEVICE, "unknown"))
-        except (KeyError, AssertionError, ValueError, TypeError, EOFError) as error:
-            raise UploadRefused(f"not an upload: {type(error).__name__} {error}") from None
+            array = content.array_records[names.ARRAYS][names.CHANGE]
+            records = content.metric_records[names.METRICS][names.RECORDS]
+            told = content.config_records[names.CONFIG]
+            text = str(told[names.EVENTS])
+        except KeyError as error:
+            raise UploadRefused(f"not an upload: it has no {error}") from None
+        self._book(server_round, site, text)  # the server has it, so it is spent, good or bad
         upload = Upload(
-            change=names.check_vector(change, size=self.weights.size, what=names.CHANGE),
+            change=names.check_vector(names.from_npy(array.data), size=self.weights.size, what=names.CHANGE),
             records=names.check_records(records, announced=site.records),
-            events=events,
-            device=device,
-            metrics={k: float(v) for k, v in metrics.items() if isinstance(v, int | float)},
-            bytes=_bytes(arrays),
         )
-        return upload, from_json(events)
+        self.tally.devices.add(str(told.get(names.DEVICE, "unknown")))
+        self.tally.bytes_uploaded += _bytes(content.array_records[names.ARRAYS]) if self.shares else 0
+        return upload
+
+    def _book(self, server_round: int, site: Site, text: str) -> None:
+        events = from_json(text)
+        for event in events:
+            if (event.client, event.round) != (site.client, server_round):
+                raise UploadRefused(
+                    f"an event of client {event.client}, round {event.round} in the upload of client "
+                    f"{site.client}, round {server_round}"
+                )
+        if bool(events) != self.private:
+            raise UploadRefused("a private upload needs events, another may have none")
+        self.tally.events += events
 
 
 def _bytes(arrays: ArrayRecord) -> int:

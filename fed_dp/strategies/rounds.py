@@ -11,14 +11,14 @@ from typing import Any, Protocol
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
-from fed_dp.accounting import Event, Statement, from_json, spent, statement, to_json
+from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.models import Evaluator, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
-from fed_dp.strategies.exchange import SiteStrategy
+from fed_dp.strategies.exchange import NO_REPLY, SiteStrategy
 from fed_dp.strategies.run_folder import Line, RunFolder
 from fed_dp.strategies.sites import discover
 
@@ -80,7 +80,9 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         sites,
         fraction=experiment.clients.fraction,
         seed=experiment.seed,
+        private=experiment.private,
     )
+    folder.same_data(data.fingerprint())
     done, lines = _resume(folder, strategy, observer)
     events: dict[int, list[Event]] = defaultdict(list)
     for line in lines:
@@ -119,17 +121,22 @@ def _resume(folder: RunFolder, strategy: SiteStrategy, observer: Observer) -> tu
             f"{folder.path}: its checkpoint has {state['weights'].size} parameters, "
             f"the model {strategy.weights.size}"
         )
+    lines = folder.rewind(done)
+    if [line["round"] for line in lines] != list(range(1, done + 1)):
+        raise ResumeError(
+            f"{folder.path / 'metrics.jsonl'} does not hold rounds 1 to {done} of the checkpoint: what they "
+            "cost would be forgotten; start a new run"
+        )
     strategy.restore(state)
     observer.restore(folder.path, done)
-    return done, folder.rewind(done)
+    return done, lines
 
 
 def _spent(experiment: Experiment, events: dict[int, list[Event]]) -> dict[str, float] | None:
     delta = experiment.privacy.delta
     if delta is None or not events:
         return None
-    each = sorted(spent(own, delta=delta) for own in events.values())
-    return {"min": each[0], "median": each[len(each) // 2], "max": each[-1]}
+    return spread(events, delta=delta)
 
 
 def _line(
@@ -144,7 +151,6 @@ def _line(
         "failures": {str(client): why for client, why in sorted(tally.failed.items())},
         "bytes": {"uploaded": tally.bytes_uploaded, "downloaded": tally.bytes_downloaded},
         "seconds": seconds,
-        "client_seconds": tally.client_seconds,
         "devices": sorted(tally.devices),
         "events": to_json(tally.events),
     }
@@ -161,7 +167,8 @@ def _summary(
     uploads = sum(line["clients"]["uploaded"] for line in lines)
     asked = sum(line["clients"]["asked"] for line in lines)
     seconds = sum(line["seconds"] for line in lines)
-    cost = _statement(experiment, members, events)
+    late = sum(why == NO_REPLY for line in lines for why in line["failures"].values())
+    cost = _statement(experiment, members, events, late)
     summary: dict[str, Any] = {
         "experiment": experiment.name,
         "digest": experiment.digest,
@@ -170,7 +177,8 @@ def _summary(
             "train": len(members.dataset.train),
             "test": len(members.dataset.test),
             "partition": experiment.data.partition.name,
-            "notes": list(members.dataset.notes),
+            "sha256": members.dataset.fingerprint(),
+            "notes": list(members.notes),
         },
         "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
         "trainer": experiment.trainer.name,
@@ -198,7 +206,7 @@ def _summary(
 
 
 def _statement(
-    experiment: Experiment, members: Federation, events: dict[int, list[Event]]
+    experiment: Experiment, members: Federation, events: dict[int, list[Event]], late: int
 ) -> Statement | None:
     privacy = experiment.privacy
     if privacy.delta is None or privacy.budget_epsilon is None:
@@ -210,6 +218,7 @@ def _statement(
         sites_per_record=members.sites_per_record,
         smallest_site=min(map(len, members.parts)),
         noise_source=privacy.noise_source,
+        late=late,
     )
 
 

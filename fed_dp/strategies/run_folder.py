@@ -2,6 +2,7 @@
 
     experiment.toml   the resolved experiment, with its digest
     metrics.jsonl     one line per round, flushed
+    data.sha256       which records it is about
     checkpoint/       server state after the last finished round
     summary.json      the result; its presence says that the run is finished
 """
@@ -60,6 +61,14 @@ class RunFolder:
             return build(tomllib.loads((self.path / "experiment.toml").read_text()), where=str(self.path))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ResumeError(f"{self.path} is not a run folder: {error}") from None
+
+    def same_data(self, fingerprint: str) -> None:
+        """Note which records the run is about; refuse to go on with others."""
+        path = self.path / "data.sha256"
+        if not path.is_file():
+            write_atomically(path, fingerprint.encode())
+        elif path.read_text() != fingerprint:
+            raise ResumeError(f"{self.path}: the data set has changed since this run began; start a new run")
 
     @property
     def finished(self) -> bool:

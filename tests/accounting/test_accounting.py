@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from opacus.accountants import PRVAccountant
 
@@ -59,9 +61,8 @@ def test_calibration_spends_the_budget_and_never_more(budget: float, rate: float
     assert epsilon([SampledGaussian(0.98 * sigma, rate, steps)], delta=DELTA) > budget
 
 
-def test_a_budget_that_needs_almost_no_noise_is_refused() -> None:
-    with pytest.raises(PrivacyError, match="no noise multiplier"):
-        noise_multiplier(epsilon=1e6, delta=DELTA, sample_rate=0.1, steps=1)
+def test_a_generous_budget_still_gets_noise() -> None:
+    assert noise_multiplier(epsilon=1e6, delta=DELTA, sample_rate=0.1, steps=1) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -73,6 +74,8 @@ def test_a_budget_that_needs_almost_no_noise_is_refused() -> None:
         ((1.0, 1.5, 1), "sample_rate = 1.5"),
         ((1.0, 0.1, -1), "steps = -1"),
         ((1.0, 0.1, 1.5), "steps = 1.5"),
+        ((1e300, 0.1, 1), "noise_multiplier = 1e"),
+        ((1.0, 0.1, 10**12), "steps = 10000"),
     ],
 )
 def test_an_impossible_release_cannot_be_described(arguments: tuple[float, float, int], says: str) -> None:
@@ -83,7 +86,19 @@ def test_an_impossible_release_cannot_be_described(arguments: tuple[float, float
 def test_events_survive_the_wire_and_malformed_ones_are_refused() -> None:
     events = (event(3, 1, SampledGaussian(1.0, 0.1, 10)),)
     assert from_json(to_json(events)) == events
-    for wrong in ("", "{", "[1]", '[{"release": {}}]', '[{"unit": "record"}]'):
+    good = json.loads(to_json(events))[0]
+    altered = [
+        {"guarantee": "perfect"},
+        {"unit": "nobody"},
+        {"client": [0]},
+        {"client": True},
+        {"round": -1},
+        {"round": 1.5},
+        {"reason": "x" * 2000},
+        {"extra": 1},
+    ]
+    as_text = [json.dumps([{**good, **change}]) for change in altered]
+    for wrong in (*as_text, "", "{", "[1]", '[{"release": {}}]', '[{"unit": "record"}]', "[" * 100_000):
         with pytest.raises(PrivacyError, match="malformed"):
             from_json(wrong)
 

@@ -36,7 +36,7 @@ class Bench:
         self.start: Vector = initial_weights(*self.network, seed=experiment.seed)
 
     def trainer(self) -> Trainer:
-        return make_trainer(self.experiment, self.data)
+        return make_trainer(self.experiment, self.data)[0]
 
     def fit(
         self, trainer: Trainer, *, client: int = 0, turn: int = 1, seed: int = 3, state: State | None = None

@@ -15,7 +15,7 @@ TABLE = pd.DataFrame(
     {
         "age": [20.0, 40.0, 130.0, 60.0],
         "sex": ["f", "m", "m", "f"],
-        "site": ["b", "a", "a", "b"],
+        "site": ["berlin", "aarhus", "aarhus", "berlin"],
         "ill": ["no", "yes", "yes", "no"],
     }
 )
@@ -42,7 +42,7 @@ def test_a_table_is_scaled_by_stated_bounds_only(tmp_path: Path, suffix: str) ->
     ]
     assert found.train.y.tolist() == [0, 1, 1, 0]
     assert found.train.owner is not None
-    assert found.train.owner.tolist() == ["b", "a", "a", "b"]
+    assert found.train.owner.tolist() == ["berlin", "aarhus", "aarhus", "berlin"]
 
 
 def test_arrays_come_from_npz_or_idx(tmp_path: Path) -> None:
@@ -62,6 +62,15 @@ def test_arrays_come_from_npz_or_idx(tmp_path: Path) -> None:
     assert np.allclose(together, 2 * x[:, 0, 0] / 255 - 1)
 
 
+def test_a_category_may_be_called_na_and_labels_may_be_a_column_vector(tmp_path: Path) -> None:
+    TABLE.assign(sex=["NA", "m", "m", "NA"]).to_csv(tmp_path / "train.csv", index=False)
+    found = read_folder(FolderOptions(tmp_path, **{**OPTIONS, "categories": {"sex": ("NA", "m")}}))
+    assert len(found.train) + len(found.test) == 4
+    (tmp_path / "train.csv").unlink()
+    np.savez(tmp_path / "train.npz", X=np.zeros((4, 2)), y=np.array([[0], [1], [1], [0]]))
+    assert read_folder(FolderOptions(tmp_path, (0, 1), 2)).train.y.ndim == 1
+
+
 def changed(**columns: Any) -> pd.DataFrame:
     return TABLE.assign(**columns)
 
@@ -74,6 +83,15 @@ def changed(**columns: Any) -> pd.DataFrame:
         (TABLE, {"client": "ward"}, ConfigError, "data.client = 'ward'"),
         (TABLE, {"bounds": {}}, ConfigError, "no entry for column 'age'"),
         (TABLE, {"bounds": {"age": (5.0, 5.0)}}, DataCorrupt, "low < high"),
+        (
+            TABLE,
+            {"categories": {"sex": ("f", "m"), "ill": ("no", "yes")}},
+            ConfigError,
+            "'ill', which is not",
+        ),
+        (TABLE, {"bounds": {"age": (0.0, 1.0), "sex": (0.0, 1.0)}}, ConfigError, "'sex' stands in"),
+        (TABLE[["site", "ill"]], {"bounds": {}, "categories": {}}, ConfigError, "nothing to learn from"),
+        (changed(site=["a", None, "b", "b"]), {}, DataCorrupt, "record 1: the client is missing"),
         (TABLE, {"bounds": {"age": (0.0, 1.0), "x": (0.0, 1.0)}}, DataCorrupt, "no column 'x'"),
         (TABLE, {"classes": ("no", "maybe")}, DataCorrupt, "label of record 1 is 'yes'"),
         (TABLE, {"classes": 2}, DataCorrupt, "label of record 0 is 'no'"),
@@ -101,6 +119,9 @@ def test_what_is_wrong_in_arrays_or_folders_is_named(tmp_path: Path) -> None:
         (np.array([[0.0], [np.nan]]), [0, 1], (0, 1), DataCorrupt, "finite"),
         (np.array([["a"], ["b"]]), [0, 1], (0, 1), DataCorrupt, "finite numbers|NaN"),
         (np.zeros((3, 1)), [0, 1], (0, 1), DataCorrupt, "3 inputs but 2 labels"),
+        (np.zeros(2), [0, 1], (0, 1), DataCorrupt, "expected X of shape"),
+        (np.array(1.0), [0, 1], (0, 1), DataCorrupt, "expected X of shape"),
+        (np.zeros((2, 1)), [[0, 1], [1, 0]], (0, 1), DataCorrupt, "expected X of shape"),
         (np.zeros((2, 1)), [0, 2], (0, 1), DataCorrupt, r"label of record 1 is .*0\.\.1"),
         (np.zeros((2, 1)), [0, 1], (1, 0), ConfigError, "low < high"),
         (np.zeros((2, 1)), [0, 1], {"a": (0, 1)}, ConfigError, "one pair"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -94,4 +95,6 @@ def test_all_three_engines_give_the_same_result(flower: dict[str, str], tmp_path
     log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()
     assert (folder / "summary.json").is_file(), log[-3000:]
     assert weights(here) == weights(on_ray) == weights(folder)
-    assert expected["privacy"] == summary["privacy"]
+    theirs = json.loads((folder / "summary.json").read_text())
+    for key in ("accuracy", "bytes", "privacy", "digest"):
+        assert expected[key] == summary[key] == theirs[key]

@@ -19,6 +19,7 @@ from fed_dp.experiment import (
     variants,
 )
 
+FOLDER = ["data.name=folder", "data.path=x"]
 PRIVATE = ["trainer.name=psgd", "privacy.budget_epsilon=2", "privacy.delta=1e-5"]
 
 
@@ -52,6 +53,13 @@ def made(*settings: str) -> Experiment:
         (["data.name=folder", "data.path=x", "data.classes=2"], ["data.bounds is missing"]),
         (["trainer.name=psgd"], ["privacy.budget_epsilon is missing", "'psgd'"]),
         (["privacy.budget_epsilon=1"], ["privacy.budget_epsilon = 1", "'sgd' adds no noise"]),
+        (["privacy.delta=1e-5"], ["privacy.delta = 1e-05", "'sgd' adds no noise"]),
+        (["privacy.variant=paper"], ["privacy.variant = 'paper'", "'sgd' adds no noise"]),
+        (["privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "'sgd' adds no noise"]),
+        (["data.path=/tmp"], ["data.path = '/tmp'", "embedded"]),
+        ([*FOLDER, "data.classes=2", "data.bounds=[0, inf]"], ["every input = [0.0, inf]", "finite"]),
+        ([*FOLDER, "data.classes=2", "data.bounds={a=[2, 1]}"], ["bounds of a = [2.0, 1.0]", "low < high"]),
+        ([*FOLDER, "data.bounds=[0, 1]", 'data.classes=["a", "a"]'], ["data.classes = ['a', 'a']", "differ"]),
         ([*PRIVATE, "privacy.budget_epsilon=inf"], ["privacy.budget_epsilon = inf", "finite"]),
         ([*PRIVATE, "privacy.delta=1"], ["privacy.delta = 1", "less than 1"]),
         ([*PRIVATE, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
@@ -112,9 +120,11 @@ def test_an_experiment_survives_flowers_run_config_and_toml(tmp_path: Path) -> N
 
     experiment = made(*PRIVATE, "data.partition=dirichlet")
     assert from_run_config(to_run_config(experiment)) == experiment
-    path = tmp_path / "again.toml"
+    path = tmp_path / "my own again.toml"
     path.write_text(tomli_w.dumps(experiment.tables()))
     assert load_experiment(path) == experiment
+    path.write_text(path.read_text().replace('name = "x"', "", 1))
+    assert load_experiment(path).name == "my-own-again"
     config = {"experiment": str(path), "set": "rounds=3 seed=9", "experiment-json": ""}
     assert from_run_config(config).rounds == 3
 

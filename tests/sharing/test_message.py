@@ -51,6 +51,7 @@ def test_truncated_objects_and_transposed_arrays_are_refused() -> None:
         (np.zeros((3, 1), np.float32), "expected shape"),
         (np.array([0, np.nan, 0], np.float32), "nan at index 1"),
         (np.array([0, 0, -np.inf], np.float32), "-inf at index 2"),
+        (np.array([0, 0, 3e38], np.float32), "at index 2, expected finite values within"),
     ],
 )
 def test_a_wrong_vector_is_refused_by_name(values: object, says: str) -> None:

@@ -18,7 +18,7 @@ from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import load
 from fed_dp.sharing import message as names
-from fed_dp.simulations.ray_grid import Pool, RayGrid, Worker, ray_session
+from fed_dp.simulations.ray_grid import Pool, RayGrid, Worker, _room, ray_session
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line
@@ -134,6 +134,9 @@ def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> N
 
 
 def test_shares_of_gpus_decide_how_many_actors_there_are(tmp_path: Path) -> None:
+    assert _room(cpus=0.1, gpus=0.6) == 4  # two shares of .6 do not fit on one GPU
+    assert _room(cpus=0.25, gpus=0.5) == 8
+    assert _room(cpus=2.0, gpus=0.0) == 1
     workers = pool(small(clients={"count": 9, "cpus": 0.5, "gpus": 2.0}))
     assert workers.size == 2  # of four logical GPUs; the processors would do for four
     workers.close()

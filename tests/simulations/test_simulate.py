@@ -13,8 +13,10 @@ import pytest
 from fed_dp.clients import app as client_app
 from fed_dp.errors import EmptyRound, PartitionError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.federation import _LOADED
 from fed_dp.simulations.runner import simulate
 from fed_dp.simulations.study import run_study, to_resume, variants_of
+from fed_dp.strategies.app import _UnderFlower
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.conftest import small
@@ -135,6 +137,38 @@ def test_a_folder_of_another_experiment_is_not_resumed(tmp_path: Path) -> None:
         run(small(rounds=9), tmp_path, folder=folder)
 
 
+@pytest.mark.parametrize("harm", ["missing", "first line gone", "half a line"])
+def test_a_run_whose_costs_are_lost_is_not_resumed(harm: str, tmp_path: Path) -> None:
+    experiment, folder = small("psgd", rounds=3), tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        simulate(experiment, observer=StopAfter(2, before=False), engine="in-process", folder=folder)
+    path = folder / "metrics.jsonl"
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text({"missing": "", "first line gone": second, "half a line": first[:50] + second}[harm])
+    with pytest.raises(ResumeError, match="does not hold rounds 1 to 2"):
+        run(experiment, tmp_path, folder=folder)
+
+
+def test_a_run_is_not_resumed_on_other_records(tmp_path: Path) -> None:
+    data, folder = tmp_path / "mine", tmp_path / "cut"
+    data.mkdir()
+    section = {"name": "folder", "path": str(data), "bounds": [0.0, 1.0], "classes": 2}
+    experiment = small(data=section, model={"name": "linear"})
+    x = np.random.default_rng(0).random((40, 3))
+    np.savez(data / "train.npz", X=x, y=np.arange(40) % 2)
+    with pytest.raises(KeyboardInterrupt):
+        simulate(experiment, observer=StopAfter(1, before=False), engine="in-process", folder=folder)
+    np.savez(data / "train.npz", X=x[::-1], y=np.arange(40) % 2)
+    _LOADED.clear()
+    with pytest.raises(ResumeError, match="data set has changed"):
+        run(experiment, tmp_path, folder=folder)
+
+
+def test_the_app_under_flower_does_not_resume_without_its_clients_state(tmp_path: Path) -> None:
+    with pytest.raises(ResumeError, match="kept no state of its clients"):
+        _UnderFlower().restore(tmp_path, 1)
+
+
 def test_a_failing_client_is_counted_and_the_round_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,7 +234,7 @@ def test_a_users_own_table_runs_with_its_natural_clients(tmp_path: Path) -> None
 
 
 def test_a_study_runs_its_variants_and_resumes_what_is_left(tmp_path: Path) -> None:
-    variants = {"sgd": small(), "psgd": small("psgd")}
+    variants = {"sgd": small(), "psgd": small("psgd"), "late": small(seed=8)}
     root = tmp_path / "runs"
 
     def stop() -> Silent:
@@ -211,8 +245,12 @@ def test_a_study_runs_its_variants_and_resumes_what_is_left(tmp_path: Path) -> N
     with pytest.raises(KeyboardInterrupt):
         run_study("both", variants, observe=stop, engine="in-process", root=root)
     folder = to_resume(root, variants)
-    assert set(variants_of(folder)) == {"sgd", "psgd"}
-    path, summary = run_study("both", variants, observe=Silent, engine="in-process", folder=folder)
+    assert variants_of(folder) == ("both", variants)
+    assert not (folder / "late").exists()  # it had not begun, but it is not forgotten
+    with pytest.raises(ResumeError, match="no unfinished run"):
+        to_resume(root, {"sgd": variants["sgd"]})  # a study is not a run of one of its variants
+    path, summary = run_study(*variants_of(folder), observe=Silent, engine="in-process", folder=folder)
+    assert set(summary["runs"]) == set(variants)
     assert path == folder
     assert summary["runs"]["psgd"]["privacy"]["guarantee"] == "proved"
     with pytest.raises(ResumeError, match="no unfinished run"):

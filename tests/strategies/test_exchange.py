@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
+from fed_dp.accounting import Event, SampledGaussian, to_json
 from fed_dp.errors import EmptyRound, RunError
 from fed_dp.models import Evaluator
 from fed_dp.sharing import message as names
@@ -17,6 +18,11 @@ from fed_dp.strategies.sites import Site, discover
 
 SIZE = 4
 SITES = [Site(node=10 + k, client=k, records=10 * (k + 1)) for k in range(3)]
+
+
+def released(*, client: int, turn: int = 1) -> Event:
+    release = SampledGaussian(1.0, 0.1, 10)
+    return Event(release, turn, client, "record", "add/remove one", "proved", "because")
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +86,8 @@ def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
         (ones(), {"records": 10**9}, "announced 30"),
         (ones(), {"records": -30}, "announced 30"),
         (ones(), {"events": "junk"}, "events are malformed"),
+        (ones(), {"events": to_json([released(client=2)])}, "another may have none"),
+        (np.full(SIZE, 3e38, np.float32), {}, "within"),
     ],
 )
 def test_a_bad_upload_is_refused_by_name_and_changes_nothing(
@@ -109,12 +117,53 @@ def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_count
     assert "not an npy array" in strategy.tally.failed[1]
     assert strategy.tally.failed[2] == "it hurts"
     questions = asked(strategy, 2)
-    stranger = Message(RecordDict(), 99, "train")
     foreign = upload(questions[0], ones())
     foreign.metadata.__dict__["_src_node_id"] = 99
     strategy.aggregate_train(2, [upload(questions[0], ones()), foreign])
     assert strategy.tally.failed == {1: "no reply in time", 2: "no reply in time"}
-    assert stranger.metadata.dst_node_id == 99
+
+
+def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> None:
+    strategy = averaging()
+    questions = asked(strategy)
+    for number, question in enumerate(questions):
+        question.metadata.__dict__["_message_id"] = f"message-{number}"
+    about = Message(Error(5, "node unavailable"), reply_to=questions[1])
+    about.metadata.__dict__["_src_node_id"] = 1  # it comes from the SuperLink
+    strategy.aggregate_train(1, [upload(questions[0], ones()), about, upload(questions[2], ones())])
+    assert strategy.tally.failed == {1: "node unavailable"}
+
+
+def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
+    """A private round in which client 1 sends these events; the others send what they should."""
+    strategy = averaging(private=True)
+    replies = []
+    for question, site in zip(asked(strategy), SITES, strict=True):
+        one = site.client == 1
+        sent = events if one else [released(client=site.client)]
+        replies.append(upload(question, change if one and change is not None else ones(), events=to_json(sent)))
+    strategy.aggregate_train(1, replies)
+    return strategy
+
+
+@pytest.mark.parametrize(
+    ("client", "turn", "says"),
+    [
+        (None, 1, "a private upload needs events"),
+        (2, 1, "an event of client 2, round 1 in the upload of client 1"),
+        (1, 7, "round 7 in the upload of client 1, round 1"),
+    ],
+)
+def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, turn: int, says: str) -> None:
+    strategy = private([] if client is None else [released(client=client, turn=turn)])
+    assert says in strategy.tally.failed[1]
+    assert sorted(event.client for event in strategy.tally.events) == [0, 2]
+
+
+def test_what_a_refused_upload_released_is_booked_all_the_same() -> None:
+    strategy = private([released(client=1)], change=np.full(SIZE, np.nan, np.float32))
+    assert strategy.tally.uploads == 2
+    assert sorted(event.client for event in strategy.tally.events) == [0, 1, 2]
 
 
 def test_a_repeated_upload_is_not_counted_twice() -> None:
