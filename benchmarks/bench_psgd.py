@@ -62,14 +62,7 @@ def main() -> None:
             work()
             times[name].append(time.perf_counter() - start)
     value, baseline = (statistics.median(times[name][1:]) for name in ("ours", "usual"))
-    entries.add(
-        "psgd/vs-opacus-loop",
-        value=1e3 * value,
-        unit="ms per client-round",
-        baseline=1e3 * baseline,
-        ratio=value / baseline,
-        limit=LIMIT,
-    )
+    entries.add_times("psgd/vs-opacus-loop", value, baseline=baseline, limit=LIMIT)
 
 
 if __name__ == "__main__":

@@ -31,6 +31,18 @@ def add(
     )
 
 
+def add_times(name: str, seconds: float, *, baseline: float, limit: float) -> None:
+    """Add the time of a client-round against the baseline's."""
+    add(
+        name,
+        value=1e3 * seconds,
+        unit="ms per client-round",
+        baseline=1e3 * baseline,
+        ratio=seconds / baseline,
+        limit=limit,
+    )
+
+
 def over(entry: dict[str, float | None]) -> bool:
     """Return whether an entry breaks its limit."""
     measured = entry["ratio"] if entry["ratio"] is not None else entry["value"]

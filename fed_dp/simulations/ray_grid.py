@@ -169,6 +169,7 @@ class RayGrid(SimulationGrid):
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Message] = {}
         self._forgotten: set[str] = set()
+        self._stillborn = 0
         for actor in pool.actors:
             self._greet(actor)
 
@@ -241,8 +242,8 @@ class RayGrid(SimulationGrid):
             actor, batch = self._running.pop(reference)
             try:
                 answers = ray.get(reference)
-            except RayActorError:
-                self._replace(actor)
+            except RayActorError as error:
+                self._replace(actor, "" if batch else str(error))
                 for parcel in batch:
                     self._again(parcel)
                 continue
@@ -257,7 +258,10 @@ class RayGrid(SimulationGrid):
                 self._keep(parcel, reply)
         self._dispatch()
 
-    def _replace(self, dead: Any) -> None:
+    def _replace(self, dead: Any, stillborn: str) -> None:
+        self._stillborn += bool(stillborn)
+        if self._stillborn > AHEAD * TRIES * self._pool.size:
+            raise RunError(f"worker processes die as they start: {stillborn.strip().splitlines()[-1]}")
         if dead in self._pool.actors:  # not replaced yet by the failure of its other batch
             fresh = self._pool.start()
             self._pool.actors[self._pool.actors.index(dead)] = fresh

@@ -114,6 +114,23 @@ def test_a_message_that_kills_every_actor_fails_alone(tmp_path: Path) -> None:
     workers.close()
 
 
+def test_workers_that_cannot_start_are_an_error_not_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def __init__(self, *_: Any) -> None:
+            raise ImportError("no such library")
+
+        def answer(self, jobs: Any) -> Any:
+            return jobs
+
+    monkeypatch.setattr("fed_dp.simulations.ray_grid.Worker", Broken)
+    experiment = small(clients={"count": 1})
+    workers = pool(experiment)
+    grid = RayGrid(1, dict(to_run_config(experiment)), workers)
+    with pytest.raises(RunError, match=r"die as they start: .*no such library"):
+        list(grid.send_and_receive(questions(1), timeout=60))
+    workers.close()
+
+
 def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> None:
     experiment = small(clients={"count": 4})
     workers = pool(experiment)
