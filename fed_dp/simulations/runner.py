@@ -45,6 +45,11 @@ class _WithClients:
         self._observer.stop()
 
 
+def check(experiment: Experiment) -> None:
+    """Tell of wrong data, an impossible partition, network or budget before anything is started."""
+    make_trainer(experiment, federation(experiment).dataset)
+
+
 def simulate(
     experiment: Experiment,
     *,
@@ -57,8 +62,7 @@ def simulate(
 
     `folder` that holds an unfinished run of this experiment is resumed; a finished one is returned.
     """
-    # Wrong data, an impossible partition, a network or budget that cannot be: told before Ray starts.
-    make_trainer(experiment, federation(experiment).dataset)
+    check(experiment)
     path = folder or new_path(root, experiment.name)
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
         return path, json.loads((done.path / "summary.json").read_text())

@@ -11,7 +11,7 @@ from typing import Any
 from fed_dp.errors import FedDpError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 from fed_dp.simulations.report import write_report
-from fed_dp.simulations.runner import Engine, session, simulate
+from fed_dp.simulations.runner import Engine, check, session, simulate
 from fed_dp.strategies.rounds import Observer
 from fed_dp.strategies.run_folder import RunFolder, new_path, write_atomically
 
@@ -39,6 +39,8 @@ def run_study(
     A file with one variant is an ordinary run: its folder is the run folder itself.
     With `folder`, finished variants are kept and unfinished ones resumed.
     """
+    for experiment in variants.values():
+        check(experiment)
     path = folder or new_path(root, name)
     alone = len(variants) == 1
     if not alone:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import ray
 
 from fed_dp.clients import app as client_app
 from fed_dp.errors import EmptyRound, PartitionError, ResumeError, RunError
@@ -199,6 +200,10 @@ def test_what_cannot_be_divided_is_told_before_anything_starts(tmp_path: Path) -
         run(small(clients={"count": 5000}), tmp_path)
     with pytest.raises(PartitionError, match="no natural owner"):
         run(small(data={"partition": {"name": "natural"}}), tmp_path)
+    broken = {"good": small(), "bad": small(clients={"count": 5000})}
+    with pytest.raises(PartitionError, match="too few"):
+        run_study("both", broken, observe=Silent, engine="ray", root=tmp_path)
+    assert not ray.is_initialized()
     assert list(tmp_path.iterdir()) == []
 
 
