@@ -42,14 +42,19 @@ class Statement:
         """Return the statement as plain tables."""
         return asdict(self)
 
+    @property
+    def noise(self) -> str:
+        """The noise source, and what it is not good for."""
+        warning = " (seeded, not secure: for simulation only)" if self.noise_source == "simulation" else ""
+        return self.noise_source + warning
+
     def lines(self) -> list[str]:
         """Return the statement for people: the total first."""
         return [
             f"privacy: total ε = {self.epsilon_total:.3f}, δ = {self.delta:g} over the whole run "
             f"(budget {self.budget_epsilon:g} per site); {self.guarantee}",
             f"  unit: one {self.unit}; neighbours: {self.neighbours}; scope: {self.scope}",
-            f"  one round alone: ε = {self.epsilon_per_round:.3f} at the same δ; noise: {self.noise_source}"
-            + (" (seeded, not secure: for simulation only)" if self.noise_source == "simulation" else ""),
+            f"  one round alone: ε = {self.epsilon_per_round:.3f} at the same δ; noise: {self.noise}",
             f"  why: {self.reason}",
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
@@ -88,10 +93,7 @@ def statement(
     together = [event for site in dearest for event in events_by_site[site]]
     everything = [event for events in events_by_site.values() for event in events]
     first = everything[0]
-    single = max(
-        epsilon([event.release], delta=delta)
-        for event in {event.release: event for event in everything}.values()
-    )
+    single = max(epsilon([release], delta=delta) for release in {event.release for event in everything})
     scope = "every message of the run, so also the final model; each site protects its own records"
     if sites_per_record > 1:
         scope += f"; a record is held by up to {sites_per_record} sites and pays at each"

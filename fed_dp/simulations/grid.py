@@ -6,9 +6,7 @@ seed gives the same result. A node's Context is kept here between messages, as a
 
 from __future__ import annotations
 
-import os
 import pickle
-from abc import abstractmethod
 from collections.abc import Iterable
 from pathlib import Path
 from uuid import uuid4
@@ -21,6 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fed_dp.errors import FedDpError, ResumeError
 from fed_dp.sharing.message import PARTITION
+from fed_dp.strategies.run_folder import atomically
 
 RUN_ID = 1
 SERVER_NODE = 0
@@ -61,17 +60,6 @@ class SimulationGrid(Grid):
             for node in range(1, nodes + 1)
         }
 
-    @abstractmethod
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Start work on the messages; return their ids."""
-
-    @abstractmethod
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are ready."""
-
-    def close(self) -> None:
-        """Let go of what the grid holds."""
-
     def stamp(self, message: Message) -> str:
         """Give a message its id."""
         identity = str(uuid4())
@@ -104,25 +92,24 @@ class SimulationGrid(Grid):
     def save(self, folder: Path, done: int) -> None:
         """Write what the nodes keep between rounds, as old as the server's checkpoint `done`."""
         states = {node: context.state for node, context in self.contexts.items()}
-        target = folder / "checkpoint" / f"clients-{done:06d}.pickle"
-        partial = target.with_suffix(".part")
-        with partial.open("wb") as out:
+        with atomically(_clients(folder, done)) as out:
             pickle.dump(states, out)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(target)
 
     def load(self, folder: Path, done: int) -> None:
         """Read back what `save` wrote. Only ever read from a run folder of your own (it is a pickle)."""
-        path = folder / "checkpoint" / f"clients-{done:06d}.pickle"
+        path = _clients(folder, done)
         try:
             states = pickle.loads(path.read_bytes())
-        except (OSError, pickle.UnpicklingError, EOFError, AttributeError) as error:
+        except Exception as error:  # a damaged pickle can raise anything
             raise ResumeError(f"{path} cannot be read ({error}): start a new run") from None
         if set(states) != set(self.contexts):
             raise ResumeError(f"{path} holds {len(states)} clients, the experiment {len(self.contexts)}")
         for node, state in states.items():
             self.contexts[node].state = state
+
+
+def _clients(folder: Path, done: int) -> Path:
+    return folder / "checkpoint" / f"clients-{done:06d}.pickle"
 
 
 class InProcessGrid(SimulationGrid):

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fed_dp.accounting import Statement
 from fed_dp.strategies.run_folder import Line, write_atomically
 
 Summary = Mapping[str, Any]
@@ -80,21 +81,21 @@ def _row(variant: str, summary: Summary) -> str:
 
 
 def _statement(summary: Summary) -> str:
-    cost = summary["privacy"]
+    cost = Statement(**summary["privacy"])
     pairs = {
-        "total over the whole run": f"ε = {cost['epsilon_total']:.4f}, δ = {cost['delta']:g}",
-        "one round alone": f"ε = {cost['epsilon_per_round']:.4f} at the same δ",
-        "budget of each site": f"ε = {cost['budget_epsilon']:g}",
-        "guarantee": cost["guarantee"],
-        "unit": f"one {cost['unit']}",
-        "neighbours": cost["neighbours"],
-        "scope": cost["scope"],
-        "noise": cost["noise_source"]
-        + (" (seeded, not secure: for simulation only)" if cost["noise_source"] == "simulation" else ""),
-        "why": cost["reason"],
-        "assumptions": "; ".join(cost["assumptions"]),
+        "total over the whole run": f"ε = {cost.epsilon_total:.4f}, δ = {cost.delta:g}",
+        "one round alone": f"ε = {cost.epsilon_per_round:.4f} at the same δ",
+        "budget of each site": f"ε = {cost.budget_epsilon:g}",
+        "guarantee": cost.guarantee,
+        "unit": f"one {cost.unit}",
+        "neighbours": cost.neighbours,
+        "scope": cost.scope,
+        "noise": cost.noise,
+        "why": cost.reason,
+        "assumptions": "; ".join(cost.assumptions),
+        **({"warnings": "; ".join(cost.warnings)} if cost.warnings else {}),
     }
-    rows = "".join(f"<tr><th>{k}</th><td>{html.escape(str(v))}</td></tr>" for k, v in pairs.items())
+    rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in pairs.items())
     return f"<table>{rows}</table>"
 
 

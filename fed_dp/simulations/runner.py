@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,12 +64,12 @@ def simulate(
     check(experiment)
     path = folder or new_path(root, experiment.name)
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
-        return path, json.loads((done.path / "summary.json").read_text())
+        return path, done.summary()
     config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
     with _grid(engine, experiment, config) as grid:
         app = make_server_app(_WithClients(observer, grid))
         app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
-    return path, json.loads((path / "summary.json").read_text())
+    return path, RunFolder(path).summary()
 
 
 @contextmanager

@@ -19,8 +19,10 @@ Variants = Mapping[str, Experiment]
 STUDY = "study.json"
 
 
-def study_digest(variants: Variants) -> str:
-    """Identify a study by its variants' names and digests."""
+def identity(variants: Variants) -> str:
+    """Identify a run by its digest, a study by its variants' names and digests."""
+    if len(variants) == 1:
+        return next(iter(variants.values())).digest
     text = json.dumps({name: experiment.digest for name, experiment in variants.items()})
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -53,8 +55,8 @@ def run_study(
     if alone:
         summary = next(iter(results.values()))
     else:
-        summary = {"experiment": name, "digest": study_digest(variants), "runs": results}
-        write_atomically(path / "summary.json", json.dumps(summary, indent=2).encode() + b"\n")
+        summary = {"experiment": name, "digest": identity(variants), "runs": results}
+        RunFolder(path).finish(summary)
     lines = {v: RunFolder(path if alone else path / v).lines() for v in variants}
     write_report(path / "report.html", name, results, lines)
     return path, summary
@@ -63,12 +65,12 @@ def run_study(
 def to_resume(root: Path, variants: Variants) -> Path:
     """Return the newest unfinished folder under `root` that these variants made."""
     folders = [p for p in root.iterdir() if p.is_dir()] if root.is_dir() else []
-    wanted = {name: experiment.digest for name, experiment in variants.items()}
     for path in sorted(folders, key=lambda p: p.stat().st_mtime, reverse=True):
-        if not (path / "summary.json").is_file() and _digests(path, alone=len(variants) == 1) in (
-            wanted,
-            list(wanted.values()),
-        ):
+        try:
+            _, found = variants_of(path)
+        except FedDpError:
+            continue  # not one of ours
+        if not RunFolder(path).finished and identity(found) == identity(variants):
             return path
     raise ResumeError(f"{root} holds no unfinished run of this experiment with these settings")
 
@@ -95,13 +97,3 @@ def _begin(path: Path, name: str, variants: Variants) -> None:
         except OSError as error:
             raise RunError(f"run folder {path} cannot be written: {error.strerror}") from None
 
-
-def _digests(path: Path, *, alone: bool) -> dict[str, str] | list[str] | None:
-    """What made a folder: a study's variants by name, a run's digest alone, None for neither."""
-    if alone == (path / STUDY).is_file():
-        return None
-    try:
-        _, found = variants_of(path)
-    except FedDpError:
-        return None
-    return [e.digest for e in found.values()] if alone else {name: e.digest for name, e in found.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -82,7 +83,8 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         seed=experiment.seed,
         private=experiment.private,
     )
-    folder.same_data(data.fingerprint())
+    fingerprint = data.fingerprint()
+    folder.same_data(fingerprint)
     done, lines = _resume(folder, strategy, observer)
     events: dict[int, list[Event]] = defaultdict(list)
     for line in lines:
@@ -107,6 +109,7 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         folder.save(turn, strategy.state())
         observer.round_done(line)
     summary = _summary(experiment, members, strategy, lines, events)
+    summary["data"]["sha256"] = fingerprint
     folder.finish(summary)
     return summary
 
@@ -177,7 +180,6 @@ def _summary(
             "train": len(members.dataset.train),
             "test": len(members.dataset.test),
             "partition": experiment.data.partition.name,
-            "sha256": members.dataset.fingerprint(),
             "notes": list(members.notes),
         },
         "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
@@ -198,7 +200,7 @@ def _summary(
         "failures": sum(line["clients"]["failed"] for line in lines),
         "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
-        "versions": {"flwr": _version("flwr"), "torch": _version("torch"), "opacus": _version("opacus")},
+        "versions": {package: version(package) for package in ("flwr", "torch", "opacus")},
     }
     if "auc" in scored[-1]:
         summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
@@ -220,9 +222,3 @@ def _statement(
         noise_source=privacy.noise_source,
         late=late,
     )
-
-
-def _version(package: str) -> str:
-    from importlib.metadata import version
-
-    return version(package)

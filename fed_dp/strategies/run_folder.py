@@ -14,9 +14,10 @@ import os
 import time
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import tomli_w
@@ -59,7 +60,7 @@ class RunFolder:
         """Read the experiment that made this folder."""
         try:
             return build(tomllib.loads((self.path / "experiment.toml").read_text()), where=str(self.path))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:  # TOML's and Unicode's errors are ValueErrors
             raise ResumeError(f"{self.path} is not a run folder: {error}") from None
 
     def same_data(self, fingerprint: str) -> None:
@@ -85,14 +86,17 @@ class RunFolder:
             os.fsync(out.fileno())
 
     def lines(self) -> list[Line]:
-        """Return the rounds written so far; a half-written last line is left out."""
+        """Return the rounds written so far, up to the first line that is damaged or half written."""
         path = self.path / "metrics.jsonl"
         lines: list[Line] = []
         for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
-                lines.append(json.loads(text))
+                line = json.loads(text)
             except json.JSONDecodeError:
                 break
+            if not isinstance(line, dict) or not {"round", "events"} <= line.keys():
+                break
+            lines.append(line)
         return lines
 
     def rewind(self, done: int) -> list[Line]:
@@ -106,15 +110,10 @@ class RunFolder:
 
     def save(self, done: int, state: Mapping[str, np.ndarray]) -> None:
         """Write the server state after round `done`, then drop older ones."""
-        target = self.path / "checkpoint" / f"server-{done:06d}.npz"
-        partial = target.with_suffix(".part")
-        with partial.open("wb") as out:
+        with atomically(self.path / "checkpoint" / f"server-{done:06d}.npz") as out:
             np.savez(out, **state)  # type: ignore[arg-type]
-            out.flush()
-            os.fsync(out.fileno())
-        partial.replace(target)
         for old in (self.path / "checkpoint").iterdir():
-            number = old.stem.rpartition("-")[2]
+            number = old.name.partition(".")[0].rpartition("-")[2]
             if number.isdigit() and int(number) < done:
                 old.unlink(missing_ok=True)
 
@@ -128,6 +127,15 @@ class RunFolder:
                 return int(found[-1].stem.rpartition("-")[2]), dict(archive)
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
             raise ResumeError(f"{found[-1]} is damaged ({error}): delete it and resume, or start anew") from None
+
+    def summary(self) -> dict[str, Any]:
+        """Read the summary of a finished run."""
+        path = self.path / "summary.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ResumeError(f"{path} cannot be read ({error}): delete it and resume") from None
+        return dict(found)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: the run is finished."""
@@ -143,11 +151,18 @@ def new_path(root: Path, name: str) -> Path:
     raise RunError(f"{root} is full of folders called {stem}")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that readers see the old content or the new, never a part."""
+@contextmanager
+def atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write such that readers see the old content or the new, never a part."""
     partial = path.with_name(path.name + ".part")
     with partial.open("wb") as out:
-        out.write(content)
+        yield out
         out.flush()
         os.fsync(out.fileno())
     partial.replace(path)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write all of a file at once, atomically."""
+    with atomically(path) as out:
+        out.write(content)

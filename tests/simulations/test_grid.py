@@ -63,6 +63,7 @@ def test_what_the_nodes_keep_survives_a_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(ResumeError, match="cannot be read"):
         again.load(tmp_path, 8)
     path = tmp_path / "checkpoint" / "clients-000007.pickle"
-    path.write_bytes(path.read_bytes()[:10])
-    with pytest.raises(ResumeError, match="cannot be read"):
-        again.load(tmp_path, 7)
+    for damaged in (path.read_bytes()[:10], b"", b"text", b"cno.such\nmodule\n."):
+        path.write_bytes(damaged)
+        with pytest.raises(ResumeError, match="cannot be read"):
+            again.load(tmp_path, 7)

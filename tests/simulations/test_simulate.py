@@ -130,6 +130,9 @@ def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
     before = (folder / "metrics.jsonl").stat().st_mtime_ns
     assert run(small(), tmp_path, folder=folder)[1] == summary
     assert (folder / "metrics.jsonl").stat().st_mtime_ns == before
+    (folder / "summary.json").write_text("{half")
+    with pytest.raises(ResumeError, match=r"summary.json cannot be read"):
+        run(small(), tmp_path, folder=folder)
 
 
 def test_a_folder_of_another_experiment_is_not_resumed(tmp_path: Path) -> None:
@@ -138,14 +141,21 @@ def test_a_folder_of_another_experiment_is_not_resumed(tmp_path: Path) -> None:
         run(small(rounds=9), tmp_path, folder=folder)
 
 
-@pytest.mark.parametrize("harm", ["missing", "first line gone", "half a line"])
+@pytest.mark.parametrize("harm", ["missing", "first line gone", "half a line", "no events", "no line"])
 def test_a_run_whose_costs_are_lost_is_not_resumed(harm: str, tmp_path: Path) -> None:
     experiment, folder = small("psgd", rounds=3), tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         simulate(experiment, observer=StopAfter(2, before=False), engine="in-process", folder=folder)
     path = folder / "metrics.jsonl"
     first, second = path.read_text().splitlines(keepends=True)
-    path.write_text({"missing": "", "first line gone": second, "half a line": first[:50] + second}[harm])
+    harmed = {
+        "missing": "",
+        "first line gone": second,
+        "half a line": first[:50] + second,
+        "no events": first + '{"round": 2}\n',
+        "no line": first + "7\n",
+    }
+    path.write_text(harmed[harm])
     with pytest.raises(ResumeError, match="does not hold rounds 1 to 2"):
         run(experiment, tmp_path, folder=folder)
 

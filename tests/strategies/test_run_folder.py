@@ -25,7 +25,7 @@ def test_a_folder_knows_its_experiment_and_refuses_another(tmp_path: Path) -> No
 def test_lines_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", small())
     for turn in (1, 2, 3):
-        folder.append({"round": turn})
+        folder.append({"round": turn, "events": "[]"})
     with (folder.path / "metrics.jsonl").open("a") as out:
         out.write('{"round": 4, "acc')
     assert [line["round"] for line in folder.lines()] == [1, 2, 3]
@@ -36,6 +36,7 @@ def test_lines_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
 def test_the_last_checkpoint_is_kept_and_a_damaged_one_is_told(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", small())
     assert folder.latest() is None
+    (folder.path / "checkpoint" / "server-000001.npz.part").write_bytes(b"left by a crash")
     for done in (1, 2):
         (folder.path / "checkpoint" / f"clients-{done:06d}.pickle").write_bytes(b"")
         folder.save(done, {"weights": np.full(3, done)})
