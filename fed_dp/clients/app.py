@@ -1,4 +1,4 @@
-"""The Flower ClientApp: it receives weights, runs the trainer, and sends the change back.
+"""The Flower ClientApp: it receives weights, runs the trainer, and sends selected changes back.
 
 Raw records and un-noised values never leave this module's callees. Everything that can go wrong
 raises, and then Flower sends an error reply with no arrays in it.
@@ -15,16 +15,17 @@ from flwr.clientapp import ClientApp
 
 from fed_dp.accounting import to_json
 from fed_dp.clients import device
+from fed_dp.clients.participant import Participant, local_after
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Site, State, Trainer
 from fed_dp.errors import PrivacyError, RunError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
-from fed_dp.models import use_one_thread
+from fed_dp.models import Vector, initial_weights, use_one_thread
 from fed_dp.sharing import message as names
 
 app = ClientApp()
-STATE = "trainer"  # the record of Context.state that a trainer's state lives in
+STATE, LOCAL = "trainer", "local"  # the records of Context.state: a trainer's state, own parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class _Workplace:
     experiment: Experiment
     federation: Federation
     trainer: Trainer
-    size: int  # parameters of the model
+    start: Vector  # the parameters that everybody begins with
 
 
 @lru_cache(maxsize=1)
@@ -41,7 +42,9 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
     experiment = from_run_config(dict(config))
     members = federation(experiment)
     trainer, net = make_trainer(experiment, members.dataset)
-    return _Workplace(experiment, members, trainer, net.size)
+    data = members.dataset
+    start = initial_weights(net.name, data.shape, data.classes, seed=experiment.seed)
+    return _Workplace(experiment, members, trainer, start)
 
 
 def _at_work(context: Context) -> tuple[_Workplace, int]:
@@ -78,11 +81,8 @@ def train(message: Message, context: Context) -> Message:
     arrays, config = message.content.array_records, message.content.config_records
     if names.ARRAYS not in arrays or names.CONFIG not in config:
         raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
-    weights = names.check_vector(
-        names.from_npy(arrays[names.ARRAYS][names.WEIGHTS].data),
-        size=place.size,
-        what="weights from the server",
-    )
+    participant = Participant.of(place.experiment, client, place.start.size)
+    weights = participant.download(arrays[names.ARRAYS][names.WEIGHTS].data, _local(context, place.start))
     turn = config[names.CONFIG].get(names.ROUND)
     if not isinstance(turn, int):
         raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number")
@@ -90,21 +90,32 @@ def train(message: Message, context: Context) -> Message:
     site = Site(x, y, client, turn, place.experiment.seed)
     try:
         fit = place.trainer.fit(weights, site, _load_state(context))
-        change = names.check_vector(fit.change, size=weights.size, what="own change")
+        data = participant.upload(fit.change, seed=place.experiment.seed, turn=turn, client=client)
     except Exception as error:
         if place.trainer.spends and not isinstance(error, PrivacyError):
             raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
         raise
     _keep_state(context, fit.state)
-    told = {names.EVENTS: to_json(fit.events), names.DEVICE: device.choose(place.experiment.clients.gpus).type}
+    if participant.keeps_local:
+        context.state[LOCAL] = ArrayRecord({LOCAL: Array(local_after(weights, fit.change))})
+    told = {
+        names.ROUND: turn,
+        names.EVENTS: to_json(fit.events),
+        names.DEVICE: device.choose(place.experiment.clients.gpus).type,
+    }
     content = RecordDict(
         {
-            names.ARRAYS: ArrayRecord({names.CHANGE: Array(change)}),
+            names.ARRAYS: ArrayRecord({names.CHANGE: Array("uint8", (len(data),), names.WIRE, data)}),
             names.METRICS: MetricRecord({**fit.metrics, names.RECORDS: len(y)}),
             names.CONFIG: ConfigRecord(told),  # type: ignore[arg-type]
         }
     )
     return Message(content, reply_to=message)
+
+
+def _local(context: Context, start: Vector) -> Vector:
+    record = context.state.get(LOCAL)
+    return record[LOCAL].numpy() if isinstance(record, ArrayRecord) else start
 
 
 def _load_state(context: Context) -> State:

@@ -22,7 +22,7 @@ from fed_dp.clients.trainer import Fit, Site, State
 from fed_dp.errors import BudgetExceeded, ModelError, PrivacyError
 from fed_dp.experiment import Psgd
 from fed_dp.models import FlatNetwork, Vector
-from fed_dp.sharing.message import LARGEST
+from fed_dp.sharing.update import LARGEST
 
 REASON = (
     "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson sampling and clipping by Opacus, "

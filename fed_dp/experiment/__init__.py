@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fed_dp.experiment.schema import Data, Experiment, Psgd, Sgd
+from fed_dp.experiment.schema import Data, Dssgd, Experiment, Psgd, Sgd
 from fed_dp.experiment.source import (
     build,
     from_run_config,
@@ -17,6 +17,7 @@ from fed_dp.experiment.source import (
 
 __all__ = [
     "Data",
+    "Dssgd",
     "Experiment",
     "Psgd",
     "Sgd",

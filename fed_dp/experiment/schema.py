@@ -7,7 +7,11 @@ import json
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from fed_dp.sharing.codec import Precision
+from fed_dp.sharing.exchange import Exchange
+from fed_dp.sharing.selection import Selection
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -153,6 +157,7 @@ class Sgd(Section):
     weight_decay: NonNegative = 0.0
     batch_size: Count = 32
     local_epochs: Count = 1
+    update_fraction: Fraction = 1.0  # selective SGD: each step changes only this share, the largest
 
 
 class Psgd(Section):
@@ -176,13 +181,88 @@ Trainer = Annotated[Sgd | Psgd, Field(discriminator="name")]
 PRIVATE_TRAINERS = ("psgd",)
 
 
-class Strategy(Section):
-    """What the server does with what it receives."""
+class Averaging(Section):
+    """The mean of all changes, weighted by records; everything is exchanged in every round."""
 
-    name: Literal["averaging", "centralised", "standalone"] = "averaging"
-    exchange: Literal["parallel"] = "parallel"
-    upload_fraction: Fraction = 1.0  # θ_u
-    download_fraction: Fraction = 1.0  # θ_d
+    name: Literal["averaging"] = "averaging"
+
+
+class Centralised(Section):
+    """All records in one place."""
+
+    name: Literal["centralised"]
+
+
+class Standalone(Section):
+    """Every site alone."""
+
+    name: Literal["standalone"]
+
+
+def _number_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "number"
+
+
+Fractions = Annotated[
+    Annotated[Fraction, Tag("number")] | Annotated[tuple[Fraction, ...], Field(strict=False), Tag("list")],
+    Discriminator(_number_or_list),
+]
+
+
+class Dssgd(Section):
+    """Distributed selective SGD: selected changes up, the most updated parameters down."""
+
+    name: Literal["dssgd"]
+    exchange: Exchange = "round_robin"
+    upload_fraction: Fractions = 0.1  # θ_u, of all clients or a list with one of each
+    download_fraction: Fractions = 1.0  # θ_d, likewise
+    selection: Selection = "largest_values"
+    threshold: NonNegative = 0.0001  # τ, of random_with_threshold
+    bound: Annotated[float, Field(gt=0, le=1e3)] | None = None  # γ, of every uploaded value
+    decay: Fraction = 0.8  # β, of stat, once per round
+    outdated: Annotated[float, Field(ge=0, le=1)] = 0.5  # asynchronous: chance of last round's state
+    precision: Precision = "float32"  # of uploaded values on the wire
+
+    def upload_share(self, client: int) -> float:
+        """Return a client's θ_u."""
+        return _of(self.upload_fraction, client)
+
+    def download_share(self, client: int) -> float:
+        """Return a client's θ_d."""
+        return _of(self.download_fraction, client)
+
+    def check(self, clients: Clients) -> None:
+        """Refuse what cannot be run, or would silently not be used."""
+        for key in ("upload_fraction", "download_fraction"):
+            given = getattr(self, key)
+            if isinstance(given, tuple) and len(given) != clients.count:
+                raise ValueError(
+                    f"strategy.{key} has {len(given)} numbers: expected one number, or one for each of "
+                    f"{clients.count} clients"
+                )
+        for key, owner, value in (
+            ("threshold", "random_with_threshold", self.selection),
+            ("outdated", "asynchronous", self.exchange),
+        ):
+            if value != owner and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"strategy.{key} is set, but only {owner!r} uses it, not {value!r}")
+        if self.selection == "random_with_threshold" and self.bound and self.threshold > self.bound:
+            raise ValueError(
+                f"strategy.threshold = {self.threshold:g}: no value within strategy.bound = {self.bound:g} "
+                "reaches it"
+            )
+        if self.exchange == "free_running" and clients.fraction != 1:
+            raise ValueError(
+                f"clients.fraction = {clients.fraction:g}: strategy.exchange = 'free_running' asks every "
+                "client as soon as it is free; allowed: 1.0"
+            )
+
+
+def _of(fractions: float | tuple[float, ...], client: int) -> float:
+    return fractions[client] if isinstance(fractions, tuple) else fractions
+
+
+Strategy = Annotated[Averaging | Centralised | Standalone | Dssgd, Field(discriminator="name")]
 
 
 class Privacy(Section):
@@ -213,7 +293,7 @@ class Experiment(Section):
     model: Model = Model()
     clients: Clients = Clients()
     trainer: Trainer = Sgd()
-    strategy: Strategy = Strategy()
+    strategy: Strategy = Averaging()
     privacy: Privacy = Privacy()
     ray: Ray = Ray()
 
@@ -244,12 +324,8 @@ class Experiment(Section):
                         f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
                         f"cannot hold; allowed with: {', '.join(PRIVATE_TRAINERS)}"
                     )
-        for key in ("upload_fraction", "download_fraction"):
-            if (share := getattr(strategy, key)) != 1:
-                raise ValueError(
-                    f"strategy.{key} = {share:g}: strategy.name = {strategy.name!r} "
-                    "exchanges the whole model; allowed: 1.0"
-                )
+        if isinstance(strategy, Dssgd):
+            strategy.check(self.clients)
         if strategy.name == "centralised" and self.clients.fraction != 1:
             raise ValueError(
                 f"clients.fraction = {self.clients.fraction:g}: strategy.name = 'centralised' "

@@ -15,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 import fed_dp
 from fed_dp.errors import ConfigError
-from fed_dp.experiment.schema import Experiment
+from fed_dp.experiment.schema import Data, Experiment
 
 Tables = dict[str, Any]
+_NAMED = ("trainer", "strategy", "partition")  # tables whose keys depend on their name
 SHIPPED = Path(fed_dp.__file__).parent / "simulations" / "experiments"
 
 
@@ -87,9 +88,9 @@ def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment
             data["partition"] = {"name": data["partition"]}
         if isinstance(data.get("path"), str):  # workers run in other folders
             data["path"] = str(Path(data["path"]).expanduser().absolute())
-    trainer = tables.get("trainer")
-    if isinstance(trainer, dict):
-        trainer.setdefault("name", "sgd")
+    for key, name in (("trainer", "sgd"), ("strategy", "averaging")):
+        if isinstance(section := tables.get(key), dict):
+            section.setdefault("name", name)
     try:
         return Experiment.model_validate(tables)
     except ValidationError as error:
@@ -144,7 +145,7 @@ def _merge(base: Tables, changes: Tables) -> Tables:
         if isinstance(new, dict) and isinstance(old, str):  # partition = "x", then partition.y
             old = {"name": old}
         if isinstance(new, dict) and isinstance(old, dict):
-            if key in ("trainer", "partition") and new.get("name", old.get("name")) != old.get("name"):
+            if key in _NAMED and new.get("name", old.get("name")) != old.get("name"):
                 old = {}
             result[key] = _merge(old, new)
         else:
@@ -168,7 +169,7 @@ def _explain(detail: dict[str, Any]) -> tuple[str, str]:
     if kind == "extra_forbidden":
         allowed = list(model.model_fields) if model else []
         close = get_close_matches(keys[-1], allowed, n=1)
-        hint = f" (did you mean {close[0]!r}?)" if close else ""
+        hint = f" (did you mean {close[0]!r}?)" if close else _belongs_to(keys, model)
         return f"unknown key {key} = {detail['input']!r}", f"{hint}; allowed: {', '.join(allowed)}"
     if kind == "union_tag_invalid":
         return f"{key}.name = {context['tag']!r}: expected one of ", context["expected_tags"]
@@ -177,6 +178,25 @@ def _explain(detail: dict[str, Any]) -> tuple[str, str]:
     if kind == "value_error":
         return str(context["error"]), ""
     return f"{key} = {detail['input']!r}: expected ", _WORDS.get(kind, _plain(detail["msg"]))
+
+
+def _belongs_to(keys: list[str], model: type[BaseModel] | None) -> str:
+    """Say which other trainer, strategy or partition takes the key."""
+    owners = [
+        repr(get_args(other.model_fields["name"].annotation)[0])
+        for other in _siblings(model)
+        if keys[-1] in other.model_fields
+    ]
+    return f" (only {', '.join(owners)} has it)" if owners else ""
+
+
+def _siblings(model: type[BaseModel] | None) -> list[type[BaseModel]]:
+    for parent in (Experiment, Data):
+        for field in parent.model_fields.values():
+            members = [m for m in get_args(field.annotation) if _is_section(m)]
+            if model in members:
+                return members
+    return []
 
 
 _WORDS = {
@@ -201,7 +221,7 @@ def _without_tags(path: list[str]) -> tuple[list[str], type[BaseModel] | None]:
         if part in members:
             model, members = members[part], {}
             continue
-        if "[" in part or part == "constrained-int":
+        if "[" in part or part in ("constrained-int", "number", "list"):
             continue
         keys.append(part)
         field = model.model_fields.get(part) if model else None

@@ -24,33 +24,33 @@ class FlatNetwork:
         self.name = name
         self.network = build(name, shape, classes).to(device or torch.device("cpu"))
         self.parameters: list[Tensor] = list(self.network.parameters())
-        self._flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
+        self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
         for p in self.parameters:
-            p.data = self._flat[start : start + p.numel()].view_as(p)
+            p.data = self.flat[start : start + p.numel()].view_as(p)
             start += p.numel()
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return self._flat.numel()
+        return self.flat.numel()
 
     @property
     def device(self) -> torch.device:
         """Where the network lives."""
-        return self._flat.device
+        return self.flat.device
 
     def load(self, weights: Vector) -> None:
         """Overwrite all parameters."""
-        self._flat.copy_(torch.tensor(weights))
+        self.flat.copy_(torch.tensor(weights))
 
     def clamp(self, largest: float) -> None:
         """Hold all parameters within ±largest."""
-        self._flat.clamp_(-largest, largest)
+        self.flat.clamp_(-largest, largest)
 
     def weights(self) -> Vector:
         """Return a copy of all parameters."""
-        return self._flat.cpu().numpy().copy()
+        return self.flat.cpu().numpy().copy()
 
 
 def use_one_thread() -> None:

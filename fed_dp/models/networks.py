@@ -60,15 +60,20 @@ def _dssgd_mlp(shape: Shape, classes: int) -> nn.Module:
 
 
 def _dssgd_cnn_mnist(shape: Shape, classes: int) -> nn.Module:
-    """Fig. 6: 105,506 parameters. 32 → 28 → 9 → 5 → 2, so 64 · 2 · 2 = 256."""
+    """Fig. 6: 105,506 parameters. 32 → 28 → 9 → 5 → 2, so 64 · 2 · 2 = 256.
+
+    The paper has tanh before the pooling; tanh grows, so the maximum commutes with it: same values,
+    a ninth of the work.
+    """
     _exactly("dssgd-cnn-mnist", shape, (1, 32, 32))
     return nn.Sequential(
+        ChannelsLast(),
         nn.Conv2d(1, 32, 5),
-        nn.Tanh(),
         nn.MaxPool2d(3),
-        nn.Conv2d(32, 64, 5),
         nn.Tanh(),
+        nn.Conv2d(32, 64, 5),
         nn.MaxPool2d(2),
+        nn.Tanh(),
         nn.Flatten(),
         nn.Linear(256, 200),
         nn.Tanh(),
@@ -81,6 +86,7 @@ def _dssgd_cnn_svhn(shape: Shape, classes: int) -> nn.Module:
     """Fig. 7: 313,546 parameters. 32 → 28 → 14 → 10 → 5, so 64 · 5 · 5 = 1600."""
     _exactly("dssgd-cnn-svhn", shape, (3, 32, 32))
     return nn.Sequential(
+        ChannelsLast(),
         nn.Conv2d(3, 64, 5),
         nn.Tanh(),
         L2Pooling(),
@@ -95,6 +101,14 @@ def _dssgd_cnn_svhn(shape: Shape, classes: int) -> nn.Module:
         nn.Linear(128, classes),
         nn.LogSoftmax(dim=1),
     )
+
+
+class ChannelsLast(nn.Module):
+    """Order the memory of images by pixel, then channel: convolutions take half the time on a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the same images."""
+        return x.to(memory_format=torch.channels_last)
 
 
 class L2Pooling(nn.Module):

@@ -118,21 +118,26 @@ class InProcessGrid(SimulationGrid):
     def __init__(self, nodes: int, run_config: Config, app: ClientApp) -> None:
         super().__init__(nodes, run_config)
         self._app = app
-        self._replies: dict[str, Message] = {}
+        self._waiting: dict[str, Message] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Answer the messages at once."""
-        ids = []
-        for message in messages:
-            ids.append(self.stamp(message))
-            node = message.metadata.dst_node_id
-            self._replies[ids[-1]], self.contexts[node] = answer(self._app, message, self.contexts[node])
+        """Queue the messages."""
+        ids = [self.stamp(message) for message in messages]
+        self._waiting |= dict(zip(ids, messages, strict=True))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies, in the order asked for."""
-        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+        """Let the client that has waited longest train, and return its reply."""
+        wanted = set(message_ids)
+        first = next((i for i in self._waiting if i in wanted), None)
+        return [] if first is None else [self._answer(first)]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Answer the messages; nothing can be late."""
-        return self.pull_messages(self.push_messages(messages))
+        return [self._answer(i) for i in self.push_messages(list(messages))]
+
+    def _answer(self, identity: str) -> Message:
+        message = self._waiting.pop(identity)
+        node = message.metadata.dst_node_id
+        reply, self.contexts[node] = answer(self._app, message, self.contexts[node])
+        return reply

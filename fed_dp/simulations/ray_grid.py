@@ -167,7 +167,7 @@ class RayGrid(SimulationGrid):
         self._waiting: deque[_Parcel] = deque()
         self._running: dict[Any, tuple[Any, list[_Parcel]]] = {}
         self._losses: dict[str, int] = {}
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, Job] = {}  # ready, not pulled: their nodes' new state is not in force yet
         self._forgotten: set[str] = set()
         self._stillborn = 0
         for actor in pool.actors:
@@ -198,9 +198,9 @@ class RayGrid(SimulationGrid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that are ready, in the order asked for."""
-        self._collect(0)
-        return [self._replies.pop(i) for i in message_ids if i in self._replies]
+        """Return the replies that are ready, in the order asked for; wait a little if none is."""
+        self._collect(0 if self._replies else 0.05)
+        return [self._take(i) for i in message_ids if i in self._replies]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Wait for all replies or for the timeout; a reply that comes later is dropped."""
@@ -210,7 +210,13 @@ class RayGrid(SimulationGrid):
             self._collect(min(left, 1.0))
         self._forgotten.update(i for i in ids if i not in self._replies)
         self._waiting = deque(p for p in self._waiting if _id(p) not in self._forgotten)
-        return [self._replies.pop(i) for i in ids if i in self._replies]
+        return [self._take(i) for i in ids if i in self._replies]
+
+    def _take(self, identity: str) -> Message:
+        """Hand a reply over. Its node's state changes now, so that a checkpoint holds both or neither."""
+        reply, context = self._replies.pop(identity)
+        self.contexts[context.node_id] = context
+        return reply
 
     def _dispatch(self) -> None:
         busy = {_node(parcel) for _, batch in self._running.values() for parcel in batch}
@@ -254,8 +260,7 @@ class RayGrid(SimulationGrid):
                 continue
             self._free.append(actor)
             for parcel, (reply, context) in zip(batch, answers, strict=True):
-                self.contexts[_node(parcel)] = context
-                self._keep(parcel, reply)
+                self._keep(parcel, reply, context)
         self._dispatch()
 
     def _replace(self, dead: Any, stillborn: str) -> None:
@@ -277,13 +282,15 @@ class RayGrid(SimulationGrid):
             self._fail(parcel, f"its worker process died {TRIES} times")
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
-        self._keep(parcel, Message(Error(WORKER_DIED, reason), reply_to=parcel.message))
+        reply = Message(Error(WORKER_DIED, reason), reply_to=parcel.message)
+        self._keep(parcel, reply, self.contexts[_node(parcel)])
 
-    def _keep(self, parcel: _Parcel, reply: Message) -> None:
+    def _keep(self, parcel: _Parcel, reply: Message, context: Context) -> None:
         if (identity := _id(parcel)) in self._forgotten:
-            self._forgotten.discard(identity)
+            self._forgotten.discard(identity)  # too late to be used, but its site has spent what it spent
+            self.contexts[_node(parcel)] = context
         else:
-            self._replies[identity] = reply
+            self._replies[identity] = reply, context
 
 
 def _id(parcel: _Parcel) -> str:

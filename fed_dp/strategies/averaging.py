@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fed_dp.sharing.message import Upload
-from fed_dp.strategies.exchange import SiteStrategy
-from fed_dp.strategies.sites import Site
+from fed_dp.strategies.site_strategy import Question, SiteStrategy
 
 
 class Averaging(SiteStrategy):
@@ -17,12 +16,14 @@ class Averaging(SiteStrategy):
     Reference: McMahan et al., AISTATS 2017, Algorithm 1.
     """
 
-    def combine(self, uploads: Sequence[tuple[Site, Upload]]) -> None:
+    def combine(self, uploads: Sequence[tuple[Question, Upload]]) -> None:
         """Add the weighted mean, summed in client order in double precision."""
+        if not uploads:
+            return
         total = sum(upload.records for _, upload in uploads)
         mean = np.zeros(self.weights.size, np.float64)
         scaled = np.empty_like(mean)
         for _, upload in uploads:
-            np.multiply(upload.change, upload.records / total, out=scaled)
+            np.multiply(upload.update.values, upload.records / total, out=scaled)
             mean += scaled
         self.weights = (self.weights + mean).astype(np.float32)

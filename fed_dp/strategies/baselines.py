@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 
 from fed_dp.models import Evaluator, Vector
-from fed_dp.sharing import message as names
 from fed_dp.sharing.message import Upload
 from fed_dp.strategies.averaging import Averaging
-from fed_dp.strategies.exchange import SiteStrategy, State
+from fed_dp.strategies.site_strategy import Question, SiteStrategy, State, record
 from fed_dp.strategies.sites import Site
 
 
@@ -31,14 +30,14 @@ class Standalone(SiteStrategy):
         super().__init__(weights, sites, **options)
         self.own = np.tile(weights, (len(self.sites), 1))
 
-    def download(self, site: Site, whole: ArrayRecord) -> ArrayRecord:
+    def download(self, server_round: int, site: Site) -> tuple[ArrayRecord, int, int]:
         """Give the site its own model back."""
-        return ArrayRecord({names.WEIGHTS: Array(self.own[site.client])})
+        return record(self.own[site.client]), self.weights.size, 0
 
-    def combine(self, uploads: Sequence[tuple[Site, Upload]]) -> None:
+    def combine(self, uploads: Sequence[tuple[Question, Upload]]) -> None:
         """Move each site's own model by its own change."""
-        for site, upload in uploads:
-            self.own[site.client] += upload.change
+        for question, upload in uploads:
+            upload.update.add_to(self.own[question.site.client])
 
     def scores(self, evaluator: Evaluator) -> dict[str, float]:
         """Return the mean over all sites' own models."""

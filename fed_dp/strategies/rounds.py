@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
 from fed_dp.errors import ResumeError
+from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation, federation
-from fed_dp.models import Evaluator, initial_weights, use_one_thread
+from fed_dp.models import Evaluator, Vector, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
-from fed_dp.strategies.exchange import NO_REPLY, SiteStrategy
+from fed_dp.strategies.dssgd import Dssgd
 from fed_dp.strategies.run_folder import Line, RunFolder
-from fed_dp.strategies.sites import discover
+from fed_dp.strategies.site_strategy import NO_REPLY, SiteStrategy
+from fed_dp.strategies.sites import Site, discover
+from fed_dp.strategies.turns import FreeRunning, Turns, Waves
 
 STRATEGIES: dict[str, type[SiteStrategy]] = {
     "averaging": Averaging,
     "centralised": Centralised,
     "standalone": Standalone,
+    "dssgd": Dssgd,
 }
 
 
@@ -76,13 +80,8 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     network = (experiment.model.name, data.shape, data.classes)
     evaluator = Evaluator(*network, data.inputs(data.test), data.test.y)
     sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
-    strategy = STRATEGIES[experiment.strategy.name](
-        initial_weights(*network, seed=experiment.seed),
-        sites,
-        fraction=experiment.clients.fraction,
-        seed=experiment.seed,
-        private=experiment.private,
-    )
+    strategy = _strategy(experiment, initial_weights(*network, seed=experiment.seed), sites)
+    turns = _turns(experiment, strategy, grid)
     fingerprint = data.fingerprint()
     folder.same_data(fingerprint)
     done, lines = _resume(folder, strategy, observer)
@@ -91,12 +90,9 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         for event in from_json(line["events"]):
             events[event.client].append(event)
     observer.started(experiment, folder.path, done)
-    arrays, config = ArrayRecord(), ConfigRecord()  # the state lives in the strategy
     for turn in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
-        messages = strategy.configure_train(turn, arrays, config, grid)
-        replies = grid.send_and_receive(messages, timeout=experiment.round_timeout)
-        strategy.aggregate_train(turn, replies)
+        turns.round(turn)
         trained = time.perf_counter()
         for event in strategy.tally.events:
             events[event.client].append(event)
@@ -112,6 +108,24 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     summary["data"]["sha256"] = fingerprint
     folder.finish(summary)
     return summary
+
+
+def _strategy(experiment: Experiment, weights: Vector, sites: Sequence[Site]) -> SiteStrategy:
+    options: dict[str, Any] = {
+        "fraction": experiment.clients.fraction,
+        "seed": experiment.seed,
+        "private": experiment.private,
+    }
+    if isinstance(experiment.strategy, DssgdOptions):
+        options["options"] = experiment.strategy
+    return STRATEGIES[experiment.strategy.name](weights, sites, **options)
+
+
+def _turns(experiment: Experiment, strategy: SiteStrategy, grid: Grid) -> Turns:
+    timeout = experiment.round_timeout
+    if isinstance(strategy, Dssgd) and strategy.options.exchange == "free_running":
+        return FreeRunning(strategy, grid, rounds=experiment.rounds, timeout=timeout)
+    return Waves(strategy, grid, timeout=timeout)
 
 
 def _resume(folder: RunFolder, strategy: SiteStrategy, observer: Observer) -> tuple[int, list[Line]]:
@@ -151,12 +165,23 @@ def _line(
         **scores,
         "epsilon": cost,
         "clients": {"asked": tally.asked, "uploaded": tally.uploads, "failed": len(tally.failed)},
+        "repeated": tally.repeated,
         "failures": {str(client): why for client, why in sorted(tally.failed.items())},
-        "bytes": {"uploaded": tally.bytes_uploaded, "downloaded": tally.bytes_downloaded},
+        "bytes": {
+            "uploaded": tally.bytes_uploaded,
+            "downloaded": tally.bytes_downloaded,
+            "bound_uploaded": round(tally.bound_uploaded),
+            "bound_downloaded": round(tally.bound_downloaded),
+        },
+        "staleness": _staleness(tally.staleness),
         "seconds": seconds,
         "devices": sorted(tally.devices),
         "events": to_json(tally.events),
     }
+
+
+def _staleness(found: Sequence[int]) -> dict[str, float] | None:
+    return {"mean": sum(found) / len(found), "max": max(found)} if found else None
 
 
 def _summary(
@@ -193,11 +218,16 @@ def _summary(
         },
         "seconds": {"total": seconds, "per_client_round": seconds / uploads},
         "bytes": {
-            "uploaded": sum(line["bytes"]["uploaded"] for line in lines),
-            "downloaded": sum(line["bytes"]["downloaded"] for line in lines),
+            **{
+                key: sum(line["bytes"][key] for line in lines)
+                for key in ("uploaded", "downloaded", "bound_uploaded", "bound_downloaded")
+            },
             "dense": 4 * int(strategy.weights.size) * asked,
         },
         "failures": sum(line["clients"]["failed"] for line in lines),
+        "failure_kinds": _kinds(lines),
+        "repeated": sum(line["repeated"] for line in lines),
+        "staleness": _all_staleness(lines),
         "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
         "versions": {package: version(package) for package in ("flwr", "torch", "opacus")},
@@ -205,6 +235,21 @@ def _summary(
     if "auc" in scored[-1]:
         summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
     return summary
+
+
+def _kinds(lines: Sequence[Line]) -> dict[str, int]:
+    """Count failures by what was wrong: the words before the first colon or bracket, without numbers."""
+    reasons = (re.split(r"[:(;,]", why)[0].strip() for line in lines for why in line["failures"].values())
+    return dict(Counter(re.sub(r"\d+", "…", reason) for reason in reasons).most_common(20))
+
+
+def _all_staleness(lines: Sequence[Line]) -> dict[str, float] | None:
+    there = [(line["clients"]["uploaded"], line["staleness"]) for line in lines if line["staleness"]]
+    if not there:
+        return None
+    uploads = sum(count for count, _ in there)
+    mean = sum(count * found["mean"] for count, found in there) / uploads
+    return {"mean": mean, "max": max(found["max"] for _, found in there)}
 
 
 def _statement(

@@ -19,6 +19,7 @@ from fed_dp.experiment import (
     variants,
 )
 
+DSSGD = ["strategy.name=dssgd"]
 FOLDER = ["data.name=folder", "data.path=x"]
 PRIVATE = ["trainer.name=psgd", "privacy.budget_epsilon=2", "privacy.delta=1e-5"]
 
@@ -64,8 +65,25 @@ def made(*settings: str) -> Experiment:
         ([*PRIVATE, "privacy.delta=1"], ["privacy.delta = 1", "less than 1"]),
         ([*PRIVATE, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
         ([*PRIVATE, "privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "torchcsprng"]),
-        (["strategy.upload_fraction=0.1"], ["strategy.upload_fraction = 0.1", "allowed: 1.0"]),
-        (["strategy.exchange=chaos"], ["strategy.exchange = 'chaos'", "'parallel'"]),
+        (["strategy.upload_fraction=0.1"], ["strategy.upload_fraction = 0.1", "only 'dssgd' has it"]),
+        (["trainer.clip=1"], ["unknown key trainer.clip = 1", "only 'psgd' has it"]),
+        ([*DSSGD, "strategy.exchange=chaos"], ["strategy.exchange = 'chaos'", "'round_robin'"]),
+        ([*DSSGD, "strategy.upload_fraction=0"], ["strategy.upload_fraction = 0", "greater than 0"]),
+        ([*DSSGD, "strategy.upload_fraction=[0.1, 2]", "clients.count=2"], ["strategy.upload_fraction", "2"]),
+        ([*DSSGD, "strategy.download_fraction=[0.1, 0.2]"], ["has 2 numbers", "each of 30 clients"]),
+        ([*DSSGD, "strategy.bound=0"], ["strategy.bound = 0", "greater than 0"]),
+        ([*DSSGD, "strategy.bound=nan"], ["strategy.bound = nan"]),
+        ([*DSSGD, "strategy.threshold=0.1"], ["strategy.threshold is set", "'random_with_threshold'"]),
+        ([*DSSGD, "strategy.outdated=0.9"], ["strategy.outdated is set", "'asynchronous'"]),
+        (
+            [*DSSGD, "strategy.selection=random_with_threshold", "strategy.bound=1e-5"],
+            ["strategy.threshold = 0.0001", "strategy.bound = 1e-05"],
+        ),
+        (
+            [*DSSGD, "strategy.exchange=free_running", "clients.fraction=0.5"],
+            ["clients.fraction = 0.5", "1.0"],
+        ),
+        (["trainer.update_fraction=0"], ["trainer.update_fraction = 0"]),
         (["strategy.name=centralised", "clients.fraction=0.5"], ["clients.fraction = 0.5", "1.0"]),
     ],
 )

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -10,10 +12,12 @@ from fed_dp.accounting import Event, SampledGaussian, to_json
 from fed_dp.errors import EmptyRound, RunError
 from fed_dp.models import Evaluator
 from fed_dp.sharing import message as names
+from fed_dp.sharing.codec import decode, encode
+from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import SimulationGrid, identify
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
-from fed_dp.strategies.exchange import SiteStrategy
+from fed_dp.strategies.site_strategy import SiteStrategy
 from fed_dp.strategies.sites import Site, discover
 
 SIZE = 4
@@ -30,21 +34,51 @@ def _identity() -> None:
     identify()
 
 
+def stamped(messages: Iterable[Message]) -> list[Message]:
+    """Give the messages ids, as a grid does."""
+    messages = list(messages)
+    for message in messages:
+        message.metadata.__dict__["_message_id"] = str(uuid4())
+    return messages
+
+
 def asked(strategy: SiteStrategy, turn: int = 1) -> list[Message]:
     grid: Any = None  # our strategies know their sites; they do not ask the grid
-    return list(strategy.configure_train(turn, ArrayRecord(), ConfigRecord(), grid))
+    return stamped(strategy.configure_train(turn, ArrayRecord(), ConfigRecord(), grid))
 
 
-def upload(question: Message, change: Any, *, records: Any = None, events: str = "[]") -> Message:
+def on_wire(change: np.ndarray | bytes | SparseUpdate) -> bytes:
+    if isinstance(change, SparseUpdate):
+        return encode(change)
+    if isinstance(change, bytes):
+        return change
+    zeros = encode(SparseUpdate.dense(np.zeros(change.size, np.float32)))
+    return zeros[: -4 * change.size] + change.astype("<f4").tobytes()  # whatever the values
+
+
+def upload(
+    question: Message,
+    change: np.ndarray | bytes | SparseUpdate,
+    *,
+    records: Any = None,
+    events: str = "[]",
+    turn: Any = None,
+) -> Message:
     site = next(s for s in SITES if s.node == question.metadata.dst_node_id)
+    data = on_wire(change)
+    asked_for = question.content.config_records[names.CONFIG][names.ROUND]
     content = RecordDict(
         {
-            names.ARRAYS: ArrayRecord({names.CHANGE: Array(np.asarray(change))}),
+            names.ARRAYS: ArrayRecord({names.CHANGE: Array("uint8", (len(data),), names.WIRE, data)}),
             names.METRICS: MetricRecord({names.RECORDS: site.records if records is None else records}),
-            names.CONFIG: ConfigRecord({names.EVENTS: events}),
+            names.CONFIG: ConfigRecord({names.EVENTS: events, names.ROUND: turn or asked_for}),
         }
     )
     return Message(content, reply_to=question)
+
+
+def downloaded(question: Message, size: int = SIZE) -> SparseUpdate:
+    return decode(question.content.array_records[names.ARRAYS][names.WEIGHTS].data, size=size, most=size)
 
 
 def ones(factor: float = 1.0) -> np.ndarray:
@@ -78,11 +112,11 @@ def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "says"),
     [
-        (np.array([0, np.nan, 0, 0], np.float32), {}, "nan at index 1"),
-        (np.array([0, np.inf, 0, 0], np.float32), {}, "inf at index 1"),
-        (np.zeros(5, np.float32), {}, "expected shape"),
-        (np.zeros((SIZE, 1), np.float32), {}, "expected shape"),
-        (np.zeros(SIZE), {}, "expected float32, found float64"),
+        (np.array([0, np.nan, 0, 0], np.float32), {}, "nan at position 1"),
+        (np.array([0, np.inf, 0, 0], np.float32), {}, "inf at position 1"),
+        (np.zeros(5, np.float32), {}, "size: expected 4 parameters, found 5"),
+        (b"\x93NUMPY...........", {}, "not an update"),
+        (ones(), {"turn": 9}, "round = 9: the site was asked for round 1"),
         (ones(), {"records": 10**9}, "announced 30"),
         (ones(), {"records": -30}, "announced 30"),
         (ones(), {"events": "junk"}, "events are malformed"),
@@ -91,7 +125,7 @@ def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
     ],
 )
 def test_a_bad_upload_is_refused_by_name_and_changes_nothing(
-    change: np.ndarray, options: dict[str, Any], says: str
+    change: np.ndarray | bytes, options: dict[str, Any], says: str
 ) -> None:
     good, with_bad = averaging(), averaging()
     questions = asked(good)
@@ -108,26 +142,23 @@ def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_count
     strategy = averaging()
     questions = asked(strategy)
     empty = Message(RecordDict(), reply_to=questions[0])
-    broken = upload(questions[1], ones())
-    array = broken.content.array_records[names.ARRAYS][names.CHANGE]
-    array.data = array.data[:-3]
+    broken = upload(questions[1], on_wire(ones())[:-3])
     failed = Message(Error(2, "it hurts"), reply_to=questions[2])
     with pytest.raises(EmptyRound, match=r"round 1: none of 3 clients uploaded; client 0: not an upload"):
         strategy.aggregate_train(1, [empty, broken, failed])
-    assert "not an npy array" in strategy.tally.failed[1]
+    assert "truncated" in strategy.tally.failed[1]
     assert strategy.tally.failed[2] == "it hurts"
     questions = asked(strategy, 2)
     foreign = upload(questions[0], ones())
     foreign.metadata.__dict__["_src_node_id"] = 99
     strategy.aggregate_train(2, [upload(questions[0], ones()), foreign])
     assert strategy.tally.failed == {1: "no reply in time", 2: "no reply in time"}
+    assert strategy.tally.repeated == 1
 
 
 def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> None:
     strategy = averaging()
     questions = asked(strategy)
-    for number, question in enumerate(questions):
-        question.metadata.__dict__["_message_id"] = f"message-{number}"
     about = Message(Error(5, "node unavailable"), reply_to=questions[1])
     about.metadata.__dict__["_src_node_id"] = 1  # it comes from the SuperLink
     strategy.aggregate_train(1, [upload(questions[0], ones()), about, upload(questions[2], ones())])
@@ -174,6 +205,23 @@ def test_a_repeated_upload_is_not_counted_twice() -> None:
         strategy.aggregate_train(1, replies)
     assert once.weights.tobytes() == twice.weights.tobytes()
     assert twice.tally.uploads == 3
+    assert (once.tally.repeated, twice.tally.repeated) == (0, 2)
+
+
+def test_an_upload_of_an_earlier_round_is_not_counted_again() -> None:
+    strategy = averaging()
+    first = [upload(question, ones()) for question in asked(strategy)]
+    strategy.aggregate_train(1, first)
+    before = strategy.weights.copy()
+    questions = asked(strategy, 2)
+    copied = Message(first[0].content, reply_to=questions[0])  # old content in a new envelope
+    strategy.aggregate_train(2, [first[1], copied, upload(questions[2], ones(0))])
+    assert strategy.weights.tobytes() == before.tobytes()
+    assert strategy.tally.repeated == 1
+    assert strategy.tally.failed == {
+        0: "round = 1: the site was asked for round 2",
+        1: "no reply in time",
+    }
 
 
 def test_a_round_without_uploads_is_an_error() -> None:
@@ -199,8 +247,7 @@ def test_standalone_sites_keep_to_themselves() -> None:
         questions = asked(strategy, turn)
         strategy.aggregate_train(turn, [upload(q, ones(k)) for k, q in enumerate(questions)])
     assert strategy.own.tolist() == [[2.0 * k] * SIZE for k in range(3)]
-    sent = asked(strategy, 3)[2].content.array_records[names.ARRAYS][names.WEIGHTS].numpy()
-    assert sent.tolist() == [4.0] * SIZE
+    assert downloaded(asked(strategy, 3)[2]).values.tolist() == [4.0] * SIZE
     assert strategy.tally.bytes_downloaded == 0  # nothing is shared
     again = Standalone(np.zeros(SIZE, np.float32), SITES)
     again.restore(strategy.state())

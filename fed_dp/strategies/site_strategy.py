@@ -1,0 +1,279 @@
+"""What all our strategies share: whom to ask, what to send, and what may come back.
+
+Uploads arrive private (or not) as the trainer made them; the server adds no noise, and everything
+it does is post-processing. An upload that is not valid is refused by name and changes nothing.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fed_dp import seeds
+from fed_dp.accounting import Event, from_json
+from fed_dp.errors import EmptyRound, FedDpError, RunError, UploadRefused
+from fed_dp.models import Evaluator, Vector
+from fed_dp.sharing import message as names
+from fed_dp.sharing.codec import decode, encode, information_bound
+from fed_dp.sharing.message import Upload
+from fed_dp.sharing.update import LARGEST, SparseUpdate
+from fed_dp.strategies.sites import Site
+
+State = dict[str, np.ndarray]
+NO_REPLY = "no reply in time"
+
+
+@dataclass(slots=True)
+class Tally:
+    """What happened in one round."""
+
+    asked: int = 0
+    uploads: int = 0
+    failed: dict[int, str] = field(default_factory=dict)  # client -> why nothing of it was used
+    repeated: int = 0  # replies to nothing that was asked, or to what was answered already
+    bytes_uploaded: int = 0
+    bytes_downloaded: int = 0
+    bound_uploaded: float = 0.0  # the fewest bytes that could tell the same
+    bound_downloaded: float = 0.0
+    staleness: list[int] = field(default_factory=list)  # updates added between download and upload
+    events: list[Event] = field(default_factory=list)
+    devices: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A message that waits for its reply."""
+
+    message: Message
+    site: Site
+    turn: int
+    version: int  # of the state that was sent
+
+
+class SiteStrategy(Strategy):
+    """A Flower strategy over named sites. Subclasses say what is sent and what uploads do.
+
+    A round is `begin`, then for each of its waves `ask`, `receive`, `abandon`, then `finish`.
+    The server's state lives here, not in the ArrayRecord that Flower's loop hands around, because
+    some strategies keep more than one vector; `state` and `restore` make it resumable.
+    """
+
+    shares = True  # a baseline that shares nothing sends no bytes, whatever the simulation moves
+
+    def __init__(
+        self,
+        weights: Vector,
+        sites: Sequence[Site],
+        *,
+        fraction: float = 1.0,
+        seed: int = 0,
+        private: bool = False,
+    ) -> None:
+        self.weights = weights
+        self.sites = tuple(sites)
+        self.fraction, self.seed, self.private = fraction, seed, private
+        self.tally = Tally()
+        self._asked: list[Question] = []
+        self._whole: ArrayRecord | None = None
+
+    # ----------------------------------------------------------------- what a strategy decides
+
+    @abstractmethod
+    def combine(self, uploads: Sequence[tuple[Question, Upload]]) -> None:
+        """Change the server's state by valid uploads, which are in client order."""
+
+    def waves(self, server_round: int) -> Iterable[Sequence[Site]]:
+        """Yield the sites that are asked together; a wave sees what the one before uploaded."""
+        yield self.chosen(server_round)
+
+    def download(self, server_round: int, site: Site) -> tuple[ArrayRecord, int, int]:
+        """Return what a site gets, how many parameters that are, and of which version of the state."""
+        return self.whole(), self.weights.size, 0
+
+    def allowed(self, site: Site) -> tuple[int, float]:
+        """Return how many parameters a site may upload, and within which bound."""
+        return self.weights.size, LARGEST
+
+    def scores(self, evaluator: Evaluator) -> dict[str, float]:
+        """Return the test scores of the server's state."""
+        return evaluator.scores(self.weights)
+
+    def state(self) -> State:
+        """Return everything a resumed run needs."""
+        return {"weights": self.weights}
+
+    def restore(self, state: State) -> None:
+        """Take over the state of an earlier run."""
+        self.weights = state["weights"]
+
+    # ---------------------------------------------------------------------------- one round
+
+    def chosen(self, server_round: int) -> tuple[Site, ...]:
+        """Return this round's sites, drawn without replacement, in client order."""
+        count = max(1, round(self.fraction * len(self.sites)))
+        if count == len(self.sites):
+            return self.sites
+        rng = seeds.generator(self.seed, "clients of the round", server_round)
+        return tuple(self.sites[i] for i in np.sort(rng.choice(len(self.sites), count, replace=False)))
+
+    def begin(self, server_round: int) -> None:
+        """Begin a round."""
+        self.tally = Tally()
+
+    def ask(self, server_round: int, sites: Iterable[Site]) -> list[Message]:
+        """Return the messages that send each site its download."""
+        self._whole = None
+        order = ConfigRecord({names.ROUND: server_round})
+        messages = []
+        for site in sites:
+            content, count, version = self.download(server_round, site)
+            self.tally.asked += 1
+            if self.shares:
+                self.tally.bytes_downloaded += _bytes(content)
+                self.tally.bound_downloaded += information_bound(self.weights.size, count)
+            records = RecordDict({names.ARRAYS: content, names.CONFIG: order})
+            message = Message(records, site.node, MessageType.TRAIN, group_id=str(server_round))
+            self._asked.append(Question(message, site, server_round, version))
+            messages.append(message)
+        return messages
+
+    def receive(self, replies: Iterable[Message]) -> None:
+        """Check every reply, then let the valid uploads change the state.
+
+        A reply counts once, for the message it answers; anything else is counted and dropped.
+        """
+        waiting = {question.message.metadata.message_id: question for question in self._asked}
+        valid: list[tuple[Question, Upload]] = []
+        for reply in replies:
+            identity = reply.metadata.reply_to_message_id or "?"
+            question = waiting.get(identity)
+            # An error about a dead node comes from the SuperLink: only the message tells whose it is.
+            known = question is not None and (
+                reply.has_error() or reply.metadata.src_node_id == question.site.node
+            )
+            if question is None or not known:
+                self.tally.repeated += 1
+                continue
+            del waiting[identity]
+            try:
+                valid.append((question, self._checked(question, reply)))
+            except FedDpError as error:
+                self.tally.failed[question.site.client] = str(error)
+        self._asked = list(waiting.values())
+        self.tally.uploads += len(valid)
+        self.combine(sorted(valid, key=lambda pair: pair[0].site.client))
+
+    def abandon(self) -> None:
+        """Count every site that has not replied as failed; what it may send later is not used."""
+        for question in self._asked:
+            self.tally.failed[question.site.client] = NO_REPLY
+        self._asked = []
+
+    def finish(self, server_round: int) -> None:
+        """End a round.
+
+        Raises EmptyRound when nobody uploaded: an unchanged model is never passed off as a result.
+        """
+        failed = self.tally.failed
+        if not self.tally.uploads and len(failed) == len(self.chosen(server_round)):
+            client, why = next(iter(failed.items()))
+            raise EmptyRound(
+                f"round {server_round}: none of {len(failed)} clients uploaded; client {client}: {why}"
+            )
+
+    # ------------------------------------------------------------------ Flower's four hooks
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask all of a round's sites at once, as Flower's own loop does."""
+        self.begin(server_round)
+        return self.ask(server_round, self.chosen(server_round))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Use the replies and end the round."""
+        self.receive(replies)
+        self.abandon()
+        self.finish(server_round)
+        metrics = MetricRecord({"uploads": self.tally.uploads, "failed": len(self.tally.failed)})
+        return ArrayRecord({names.WEIGHTS: Array(self.weights)}), metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: sites' records are for training only, and test records are the server's."""
+        return []
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Return nothing, as nobody was asked."""
+        return None
+
+    def summary(self) -> None:
+        """Say nothing here: the run folder's summary tells it all."""
+
+    # ----------------------------------------------------------------------------- messages
+
+    def whole(self) -> ArrayRecord:
+        """Return the whole model as a record; the sites of one wave share it."""
+        if self._whole is None:
+            self._whole = record(self.weights)
+        return self._whole
+
+    def _checked(self, question: Question, reply: Message) -> Upload:
+        if reply.has_error():
+            raise UploadRefused(reply.error.reason or f"error code {reply.error.code}")
+        content, site = reply.content, question.site
+        try:
+            array = content.array_records[names.ARRAYS][names.CHANGE]
+            records = content.metric_records[names.METRICS][names.RECORDS]
+            told = content.config_records[names.CONFIG]
+            text, turn = str(told[names.EVENTS]), told[names.ROUND]
+        except KeyError as error:
+            raise UploadRefused(f"not an upload: it has no {error}") from None
+        names.check_round(turn, asked=question.turn)
+        self._book(question, text)  # the server has it, so it is spent, good or bad
+        most, bound = self.allowed(site)
+        update = decode(array.data, size=self.weights.size, most=most, bound=bound)
+        upload = Upload(update, names.check_records(records, announced=site.records))
+        self.tally.devices.add(str(told.get(names.DEVICE, "unknown")))
+        if self.shares:
+            self.tally.bytes_uploaded += _bytes(content.array_records[names.ARRAYS])
+            self.tally.bound_uploaded += information_bound(update.size, len(update))
+        return upload
+
+    def _book(self, question: Question, text: str) -> None:
+        events = from_json(text)
+        for event in events:
+            if (event.client, event.round) != (question.site.client, question.turn):
+                raise UploadRefused(
+                    f"an event of client {event.client}, round {event.round} in the upload of client "
+                    f"{question.site.client}, round {question.turn}"
+                )
+        if bool(events) != self.private:
+            raise UploadRefused("a private upload needs events, another may have none")
+        self.tally.events += events
+
+
+def record(download: Vector | SparseUpdate) -> ArrayRecord:
+    """Write a download for the wire; a model that has left the bounds is not sent any more."""
+    try:
+        update = download if isinstance(download, SparseUpdate) else SparseUpdate.dense(download)
+    except UploadRefused as error:
+        raise RunError(
+            f"the model diverges ({error}): lower trainer.learning_rate, or, under dssgd, share less "
+            "(strategy.upload_fraction), bound it (strategy.bound), or exchange in turn (round_robin)"
+        ) from None
+    data = encode(update)
+    return ArrayRecord({names.WEIGHTS: Array("uint8", (len(data),), names.WIRE, data)})
+
+
+def _bytes(arrays: ArrayRecord) -> int:
+    return sum(len(array.data) for array in arrays.values())
