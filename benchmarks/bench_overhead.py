@@ -1,7 +1,11 @@
-"""overhead/averaging: a client-round of `fed-dp simulate` against a bare torch loop.
+"""overhead/…: a client-round of `fed-dp simulate` against a bare torch loop of the same training.
 
-Both do the same local training on the same cores; start-up and the first round are left out of
-both, the server's work is in ours. Five pairs, alternating; the ratio is the median pair's.
+    averaging    everything exchanged, all clients at once, on all cores
+    dssgd        a tenth uploaded, all clients at once, on all cores
+    sequential   a tenth uploaded, round robin: one client after the other, against a loop on one core
+
+Start-up and the first round are left out of both sides, the server's work is in ours. Pairs
+alternate; the ratio is the median pair's.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import entries
 import workload
@@ -18,12 +23,16 @@ from fed_dp.simulations.runner import session, simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import RunFolder
 
-LIMIT = 1.35
 PAIRS = 5
+CASES: dict[str, tuple[dict[str, Any], float]] = {
+    "averaging": ({"name": "averaging"}, 1.35),
+    "dssgd": ({"name": "dssgd", "exchange": "parallel"}, 1.35),
+    "sequential": ({"name": "dssgd", "exchange": "round_robin"}, 1.6),
+}
 
 
-def seconds_per_client_round(data: Path, runs: Path) -> float:
-    path, _ = simulate(build(workload.tables(data)), observer=Silent(), root=runs)
+def seconds_per_client_round(data: Path, runs: Path, strategy: dict[str, Any]) -> float:
+    path, _ = simulate(build(workload.tables(data, strategy=strategy)), observer=Silent(), root=runs)
     later = RunFolder(path).lines()[1:]
     return sum(line["seconds"] for line in later) / sum(line["clients"]["uploaded"] for line in later)
 
@@ -31,15 +40,16 @@ def seconds_per_client_round(data: Path, runs: Path) -> float:
 def main() -> None:
     cores = len(os.sched_getaffinity(0))
     with workload.generated_data() as data, tempfile.TemporaryDirectory() as runs:
-        pairs = []
         with session("ray", build(workload.tables(data))):
-            for _ in range(PAIRS):
-                baseline = workload.bare_loop(cores)
-                pairs.append((seconds_per_client_round(data, Path(runs)), baseline))
-    pairs.sort(key=lambda pair: pair[0] / pair[1])
-    print("ratios:", ", ".join(f"{ours / bare:.3f}" for ours, bare in pairs))
-    value, baseline = pairs[PAIRS // 2]
-    entries.add_times("overhead/averaging", value, baseline=baseline, limit=LIMIT)
+            for name, (strategy, limit) in CASES.items():
+                pairs = []
+                for _ in range(PAIRS):
+                    baseline = workload.bare_loop(1 if name == "sequential" else cores)
+                    pairs.append((seconds_per_client_round(data, Path(runs), strategy), baseline))
+                pairs.sort(key=lambda pair: pair[0] / pair[1])
+                print(f"{name}:", ", ".join(f"{ours / bare:.3f}" for ours, bare in pairs))
+                value, baseline = pairs[PAIRS // 2]
+                entries.add_times(f"overhead/{name}", value, baseline=baseline, limit=limit)
 
 
 if __name__ == "__main__":

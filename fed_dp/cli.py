@@ -34,6 +34,15 @@ data = typer.Typer(
 app.add_typer(experiments, name="experiments")
 app.add_typer(data, name="data")
 
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        metavar="NAME",
+        help="How large, of an experiment that has several (see: fed-dp experiments list). Default: the first.",
+    ),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key, as in rounds=20 (repeatable)."),
@@ -68,6 +77,7 @@ def simulate(
         ),
     ],
     settings: Settings = None,
+    profile: Profile = None,
     resume: Annotated[
         bool,
         typer.Option("--resume", help="Go on with the newest unfinished run of this experiment."),
@@ -83,7 +93,7 @@ def simulate(
     """Run an experiment as a federated simulation and report accuracy, cost and privacy."""
     if engine not in ("ray", "in-process"):
         raise ConfigError(f"--engine = {engine!r}: expected 'ray' or 'in-process'")
-    name, variants, folder = _what_to_run(experiment, settings or [], resume)
+    name, variants, folder = _what_to_run(experiment, settings or [], resume, profile)
     from fed_dp.simulations.study import run_study, to_resume
 
     if resume and folder is None:
@@ -119,7 +129,7 @@ def simulate(
 
 
 def _what_to_run(
-    source: str, settings: list[str], resume: bool
+    source: str, settings: list[str], resume: bool, profile: str | None
 ) -> tuple[str, dict[str, Experiment], Path | None]:
     from fed_dp.experiment import build, override, select
 
@@ -128,10 +138,11 @@ def _what_to_run(
 
         if not resume:
             raise ConfigError(f"{source} is a folder: to go on with the run in it, add --resume")
-        if settings:
-            raise ConfigError(f"--set {settings[0]!r}: a resumed run keeps its own settings")
+        if settings or profile:
+            given = f"--set {settings[0]!r}" if settings else f"--profile {profile!r}"
+            raise ConfigError(f"{given}: a resumed run keeps its own settings")
         return *variants_of(Path(source)), Path(source)
-    name, chosen = select(source)
+    name, chosen = select(source, profile)
     built = {key: build(override(tables, settings), where=source) for key, tables in chosen.items()}
     return next(iter(built.values())).name if len(built) == 1 else name, built, None
 
@@ -191,13 +202,18 @@ def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experim
 @experiments.command("list")
 def list_experiments() -> None:
     """List the shipped experiments."""
-    from fed_dp.experiment import read_tables, shipped, variants
+    from fed_dp.experiment import profile, read_tables, shipped, variants
 
-    table = Table("name", "variants", "what it shows")
+    table = Table("name", "profiles", "variants of the first", "what it shows")
     for name in shipped():
         tables = read_tables(name)
-        found = list(variants(tables))
-        table.add_row(name, "" if found == [name] else ", ".join(found), tables.get("description", ""))
+        found = list(variants(profile(tables)))
+        table.add_row(
+            name,
+            ", ".join(tables.get("profiles", {})),
+            "" if found == [name] else ", ".join(found),
+            tables.get("description", ""),
+        )
     Console().print(table)
 
 
@@ -205,11 +221,12 @@ def list_experiments() -> None:
 def show_experiment(
     name: Annotated[str, typer.Argument(help="A shipped name, NAME:VARIANT, or a TOML file.")],
     settings: Settings = None,
+    profile: Profile = None,
 ) -> None:
     """Print an experiment as it would run: every key, resolved, with its digest."""
     import tomli_w
 
-    _, built, _ = _what_to_run(name, settings or [], resume=False)
+    _, built, _ = _what_to_run(name, settings or [], resume=False, profile=profile)
     for experiment in built.values():
         print(f"# digest {experiment.digest}")
         print(tomli_w.dumps(experiment.tables()))

@@ -64,6 +64,21 @@ def variants(tables: Tables) -> dict[str, Tables]:
     }
 
 
+def profile(tables: Tables, wanted: str | None = None) -> Tables:
+    """Lay one `[profiles.NAME]` over a whole file, its variants included; the first, if none is named."""
+    base = copy.deepcopy(tables)
+    listed = base.pop("profiles", {})
+    if not isinstance(listed, dict) or not all(isinstance(p, dict) for p in listed.values()):
+        raise ConfigError("profiles: expected tables, as in [profiles.NAME]")
+    if wanted is None and not listed:
+        return base
+    name = next(iter(listed)) if wanted is None else wanted
+    if name not in listed:
+        has = f"has: {', '.join(listed)}" if listed else "has none"
+        raise ConfigError(f"experiment {base.get('name')!r} has no profile {name!r}; {has}")
+    return _merge(base, {**listed[name], "name": f"{base['name']}-{name}"})
+
+
 def override(tables: Tables, assignments: Sequence[str]) -> Tables:
     """Apply `a.b=value` assignments; the value is read as TOML, or else taken as a string."""
     result = copy.deepcopy(tables)
@@ -103,19 +118,21 @@ def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment
         ) from None
 
 
-def select(source: str | Path) -> tuple[str, dict[str, Tables]]:
+def select(source: str | Path, wanted_profile: str | None = None) -> tuple[str, dict[str, Tables]]:
     """Return an experiment's name and the tables of its variants: all, or the one of `NAME:VARIANT`."""
     name, colon, wanted = str(source).partition(":")
-    tables = read_tables(name)
+    tables = profile(read_tables(name), wanted_profile)
     found = variants(tables)
     if colon and wanted not in found:
         raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
     return str(tables["name"]), {wanted: found[wanted]} if colon else found
 
 
-def load_experiment(source: str | Path, assignments: Sequence[str] = ()) -> Experiment:
+def load_experiment(
+    source: str | Path, assignments: Sequence[str] = (), *, wanted_profile: str | None = None
+) -> Experiment:
     """Load one experiment; a file with several variants must be asked for one: `NAME:VARIANT`."""
-    _, found = select(source)
+    _, found = select(source, wanted_profile)
     if len(found) > 1:
         raise ConfigError(
             f"experiment {str(source)!r} has variants ({', '.join(found)}): name one, as in "
@@ -134,7 +151,8 @@ def from_run_config(config: Mapping[str, bool | float | int | str]) -> Experimen
     if packed := str(config.get("experiment-json", "")):
         return build(json.loads(packed))
     assignments = str(config.get("set", "")).split()
-    return load_experiment(str(config.get("experiment", "")), assignments)
+    wanted = str(config.get("profile", "")) or None
+    return load_experiment(str(config.get("experiment", "")), assignments, wanted_profile=wanted)
 
 
 def _merge(base: Tables, changes: Tables) -> Tables:

@@ -16,6 +16,7 @@ from fed_dp.seeds import Generator
 from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate, Vector
 
 Selection = Literal["largest_values", "random_with_threshold"]
+_STRIDE = 31  # one coordinate in so many is looked at to guess a threshold
 
 
 def share(fraction: float, size: int) -> int:
@@ -52,12 +53,27 @@ def largest_values(change: Vector, count: int) -> Indices:
     if count >= size:
         return np.arange(size)
     magnitude = np.abs(change)
-    threshold = np.partition(magnitude, size - count)[size - count]
-    chosen = np.flatnonzero(magnitude >= threshold)
+    some = _candidates(magnitude, count)
+    among = magnitude[some]
+    threshold = np.partition(among, among.size - count)[among.size - count]
+    chosen = np.flatnonzero(among >= threshold)
     if (extra := chosen.size - count) > 0:
-        equal = np.flatnonzero(magnitude[chosen] == threshold)
+        equal = np.flatnonzero(among[chosen] == threshold)
         chosen = np.delete(chosen, equal[-extra:])
-    return chosen
+    return chosen if isinstance(some, slice) else some[chosen]
+
+
+def _candidates(magnitude: Vector, count: int) -> Indices | slice:
+    """Return coordinates that surely hold the `count` largest: few, by a threshold from a sample.
+
+    Twice as fast as looking at all when `count` is small; when the sample misleads, it is all.
+    """
+    if count > magnitude.size // 8:
+        return slice(None)
+    sample = magnitude[::_STRIDE]
+    rank = sample.size - min(sample.size, int(1.3 * count / _STRIDE) + 12)
+    some = np.flatnonzero(magnitude >= np.partition(sample, rank)[rank])
+    return some if some.size >= count else slice(None)
 
 
 def random_with_threshold(change: Vector, count: int, *, threshold: float, rng: Generator) -> Indices:

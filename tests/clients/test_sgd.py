@@ -58,3 +58,32 @@ def test_the_decay_of_the_learning_rate_goes_on_over_rounds() -> None:
     early = trainer.fit(start, Site(x, y, 0, 1, 0), {})
     late = trainer.fit(start, Site(x, y, 0, 1, 0), {"steps": [99.0]})
     assert np.allclose(late.change, early.change / 100, atol=1e-7)
+
+
+@pytest.mark.parametrize("theta", [0.001, 0.1, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_selective_sgd_changes_only_the_largest_share_in_each_step(theta: float, momentum: float) -> None:
+    config = Sgd(learning_rate=0.1, momentum=momentum, batch_size=7, update_fraction=theta)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(30, 64)).astype(np.float32)
+    y = rng.integers(0, 10, 30)
+    net = FlatNetwork("small-mlp", (64,), 10)
+    start = net.weights()
+    fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})
+
+    net.load(start)
+    velocity = [0.0] * net.size
+    count = int(theta * net.size)
+    shuffle = torch.Generator().manual_seed(seeds.integer(9, "shuffle", 2, 4))
+    for rows in torch.split(torch.randperm(30, generator=shuffle), 7):
+        loss = torch.nn.functional.nll_loss(
+            net.network(torch.from_numpy(x)[rows]), torch.from_numpy(y)[rows]
+        )
+        parts = torch.autograd.grad(loss, net.parameters)
+        gradient = [float(g) for part in parts for g in part.reshape(-1)]
+        velocity = [momentum * v + g for v, g in zip(velocity, gradient, strict=True)]
+        largest = sorted(range(net.size), key=lambda j: -abs(velocity[j]))[:count]
+        for j in largest:
+            net.flat[j] -= 0.1 * velocity[j]
+    assert np.allclose(start + fit.change, net.weights(), atol=1e-6)
+    assert 0 < np.count_nonzero(fit.change) <= 5 * count

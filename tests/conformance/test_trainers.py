@@ -19,6 +19,7 @@ from tests.conftest import small
 
 TRAINERS = {
     "sgd": small("sgd"),
+    "sgd, selective": small(trainer={"name": "sgd", "learning_rate": 0.2, "update_fraction": 0.1}),
     "psgd": small("psgd"),
     "psgd, ghost": small("psgd", trainer={"name": "psgd", "gradients": "ghost", "sample_rate": 0.25}),
 }

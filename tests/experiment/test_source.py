@@ -13,6 +13,7 @@ from fed_dp.experiment import (
     from_run_config,
     load_experiment,
     override,
+    profile,
     read_tables,
     shipped,
     to_run_config,
@@ -149,8 +150,10 @@ def test_an_experiment_survives_flowers_run_config_and_toml(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", list(shipped()))
 def test_every_shipped_experiment_is_valid(name: str) -> None:
-    for variant, tables in variants(read_tables(name)).items():
-        assert build(tables, where=variant).description
+    whole = read_tables(name)
+    for wanted in whole.get("profiles", [None]):
+        for variant, tables in variants(profile(whole, wanted)).items():
+            assert build(tables, where=variant).description
 
 
 def test_variants_are_laid_over_the_base() -> None:
@@ -172,3 +175,28 @@ def test_unknown_files_names_and_variants_are_told(tmp_path: Path) -> None:
     broken.write_text("rounds = ")
     with pytest.raises(ConfigError, match="not valid TOML"):
         load_experiment(broken)
+
+
+def test_a_profile_is_laid_over_the_whole_file() -> None:
+    tables: dict[str, Any] = {
+        "name": "x",
+        "rounds": 2,
+        "variants": {"a": {"seed": 1}},
+        "profiles": {
+            "quick": {"rounds": 3},
+            "full": {"rounds": 50, "variants": {"a": {"seed": 7}, "b": {"seed": 2}}},
+        },
+    }
+    quick, full = profile(tables), profile(tables, "full")
+    assert quick == profile(tables, "quick")
+    assert [(e.name, e.rounds, e.seed) for e in map(build, variants(quick).values())] == [("x-quick-a", 3, 1)]
+    assert [(e.name, e.rounds, e.seed) for e in map(build, variants(full).values())] == [
+        ("x-full-a", 50, 7),
+        ("x-full-b", 50, 2),
+    ]
+    with pytest.raises(ConfigError, match="'x' has no profile 'huge'; has: quick, full"):
+        profile(tables, "huge")
+    with pytest.raises(ConfigError, match="has no profile 'full'; has none"):
+        profile({"name": "y"}, "full")
+    with pytest.raises(ConfigError, match=r"as in \[profiles.NAME\]"):
+        profile({"name": "y", "profiles": {"quick": 3}})

@@ -32,6 +32,22 @@ def test_every_network_gives_log_probabilities(name: str) -> None:
     assert torch.allclose(output.exp().sum(1), torch.ones(4))
 
 
+def test_pooling_before_tanh_is_figure_6() -> None:
+    net = build("dssgd-cnn-mnist", (1, 32, 32), 10)
+    x = torch.randn(4, 1, 32, 32)
+    layers = {type(layer).__name__: layer for layer in net}
+    assert list(layers) == ["ChannelsLast", "Conv2d", "MaxPool2d", "Tanh", "Flatten", "Linear", "LogSoftmax"]
+    as_printed = torch.nn.Sequential(
+        net[1], torch.nn.Tanh(), net[2], net[4], torch.nn.Tanh(), net[5], *net[7:]
+    )
+    gradients = []
+    for network in (net, as_printed):
+        output = network(x)
+        gradients.append(torch.autograd.grad(output[:, 0].sum(), list(net.parameters())))
+        assert torch.allclose(output, net(x), atol=1e-6)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
+
+
 def test_a_network_that_does_not_fit_the_data_is_explained() -> None:
     with pytest.raises(ModelError, match=r"dssgd-cnn-mnist.*\(1, 32, 32\).*\(1, 28, 28\)"):
         build("dssgd-cnn-mnist", (1, 28, 28), 10)

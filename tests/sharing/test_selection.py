@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fed_dp.sharing.parameter_server import ParameterServer
-from fed_dp.sharing.selection import Selector, most_updated, share
+from fed_dp.sharing.selection import Selector, largest_values, most_updated, share
 from fed_dp.sharing.update import SparseUpdate
 from tests.sharing import reference
 
@@ -22,7 +22,7 @@ THETAS = st.one_of(st.floats(0.001, 1), st.sampled_from([0.01, 0.1, 0.5, 1.0]))
 def changes(draw: st.DrawFn) -> np.ndarray:
     """Vectors with and without many equal magnitudes and zeros."""
     rng = np.random.default_rng(draw(SEEDS))
-    values = rng.normal(scale=1e-3, size=draw(st.integers(1, 300)))
+    values = rng.normal(scale=1e-3, size=draw(st.one_of(st.integers(1, 300), st.just(3000))))
     steps = draw(st.sampled_from([None, 1e-3, 5e-4]))
     return (values if steps is None else np.round(values / steps) * steps).astype(np.float32)
 
@@ -52,6 +52,24 @@ def test_largest_values_are_those_of_the_reference(
     selector = Selector(share(theta, change.size), "largest_values", bound=gamma)
     found = selector.select(change, rng=np.random.default_rng())
     assert pairs(found) == reference.largest_values(list(change), theta, gamma)
+
+
+@pytest.mark.parametrize("kind", ["few", "striped", "falling", "equal"])
+def test_largest_values_do_not_depend_on_how_values_are_laid_out(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    values = rng.normal(size=6200).astype(np.float32)
+    change = {
+        "few": np.where(rng.random(6200) < 0.001, values, 0),
+        "striped": np.where(np.arange(6200) % 31 == 0, values, 10 * values),  # a misleading sample
+        "falling": np.sort(values)[::-1],
+        "equal": np.ones(6200),
+    }[kind].astype(np.float32)
+    for count in (1, 6, 60, 700):
+        found = largest_values(change, count)
+        assert found.tolist() == [j for j, _ in reference.largest_values(list(change), count / 6200)]
+        lower = np.where(np.arange(6200) % 31 == 0, 10 * values, values).astype(np.float32)
+        expected = [j for j, _ in reference.largest_values(list(lower), count / 6200)]
+        assert largest_values(lower, count).tolist() == expected
 
 
 @given(changes(), THETAS, st.sampled_from([0.0, 1e-4, 1e-3]), st.sampled_from([None, 1e-3]), SEEDS)

@@ -1,0 +1,204 @@
+"""Clients that die, lag, send garbage or send twice: the run goes on and its state is right."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, Error, Message
+
+from fed_dp.clients.app import app
+from fed_dp.errors import EmptyRound
+from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.sharing import message as names
+from fed_dp.simulations.grid import InProcessGrid
+from fed_dp.strategies.rounds import Silent, run_rounds
+from fed_dp.strategies.run_folder import Line, RunFolder
+from tests.conftest import small
+
+CLIENTS = 4
+
+
+class Faulty(InProcessGrid):
+    """Real clients behind a bad network: what client k does in round r is `faults[k, r]`."""
+
+    def __init__(self, experiment: Experiment, faults: dict[tuple[int, int], str]) -> None:
+        super().__init__(CLIENTS, dict(to_run_config(experiment)), app)
+        self._faults = faults
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return [reply for message in messages for reply in self._suffer(message)]
+
+    def _suffer(self, message: Message) -> list[Message]:
+        [reply] = super().send_and_receive([message])
+        config = message.content.config_records.get(names.CONFIG)
+        turn = 0 if config is None else config[names.ROUND]
+        fault = self._faults.get((message.metadata.dst_node_id - 1, turn))  # type: ignore[arg-type]
+        if fault in ("dies", "is late", "is not there"):
+            return []
+        if fault == "raises":
+            return [Message(Error(2, "out of memory"), reply_to=message)]
+        if fault == "sends garbage":
+            record = reply.content.array_records[names.ARRAYS]
+            data = record[names.CHANGE].data
+            record[names.CHANGE] = Array("uint8", (len(data) - 5,), names.WIRE, data[:-5])
+        return [reply, reply] if fault == "sends twice" else [reply]
+
+
+def run(
+    path: Path, experiment: Experiment, faults: dict[tuple[int, int], str]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    folder = RunFolder.create(path, experiment)
+    summary = run_rounds(experiment, Faulty(experiment, faults), folder, Silent())
+    latest = folder.latest()
+    assert latest is not None
+    return summary, latest[1]
+
+
+@pytest.mark.parametrize("exchange", ["round_robin", "random_order", "asynchronous", "parallel"])
+@pytest.mark.parametrize("kind", ["sgd", "psgd"])
+def test_the_run_goes_on_and_its_state_is_that_of_the_valid_uploads(
+    tmp_path: Path, exchange: str, kind: str
+) -> None:
+    strategy = {"name": "dssgd", "exchange": exchange, "download_fraction": 0.5}
+    experiment = small(kind, rounds=3, strategy=strategy)
+    faults = {
+        (0, 1): "dies",
+        (1, 2): "is late",
+        (2, 1): "sends garbage",
+        (3, 2): "sends twice",
+        (0, 3): "raises",
+    }
+    summary, state = run(tmp_path / "bad", experiment, faults)
+    absent = {place: "is not there" for place, fault in faults.items() if fault != "sends twice"}
+    _, expected = run(tmp_path / "good", experiment, absent)
+    for key in ("weights", "stat", "version"):
+        assert state[key].tobytes() == expected[key].tobytes()
+    assert summary["failures"] == 4
+    assert summary["failure_kinds"] == {"no reply in time": 2, "truncated": 1, "out of memory": 1}
+    assert summary["repeated"] == 1
+    assert [line["clients"]["uploaded"] for line in RunFolder(tmp_path / "bad").lines()] == [2, 3, 3]
+    if kind == "psgd":  # what was sent is spent, also when it was garbage; what never came is warned of
+        assert any("2 replies never came" in warning for warning in summary["privacy"]["warnings"])
+
+
+def test_a_round_in_which_all_fail_is_an_error_in_every_exchange(tmp_path: Path) -> None:
+    for exchange in ("round_robin", "parallel", "free_running"):
+        experiment = small(strategy={"name": "dssgd", "exchange": exchange}, round_timeout=0.05)
+        grid = Lagging(experiment, {k: 10**9 for k in range(CLIENTS)})
+        folder = RunFolder.create(tmp_path / exchange, experiment)
+        with pytest.raises(EmptyRound, match=r"none of 4 clients uploaded; client 0: no reply in time"):
+            run_rounds(experiment, grid, folder, Silent())
+
+
+# -------------------------------------------------------------------------- nobody waits
+
+
+class Lagging(InProcessGrid):
+    """Client k replies to a message of a round after it was looked for `pulls[k]` times."""
+
+    def __init__(self, experiment: Experiment, pulls: dict[int, int]) -> None:
+        super().__init__(CLIENTS, dict(to_run_config(experiment)), app)
+        self._pulls = pulls
+        self._looked: dict[str, int] = defaultdict(int)
+        self.order: list[int] = []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = []
+        for identity in list(message_ids):
+            self._looked[identity] += 1
+            client = self._waiting[identity].metadata.dst_node_id - 1
+            if self._looked[identity] > self._pulls.get(client, 0):
+                ready.append(self._answer(identity))
+                self.order.append(client)
+        return ready
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        messages = list(messages)
+        if messages[0].metadata.message_type == "query":
+            return super().send_and_receive(messages)
+        return self.pull_messages(self.push_messages(messages))
+
+
+def free(**changes: Any) -> Experiment:
+    strategy = {"name": "dssgd", "exchange": "free_running", "upload_fraction": 0.1}
+    return small(strategy=strategy, **{"rounds": 4, **changes})
+
+
+def test_nobody_waits_and_staleness_is_recorded(tmp_path: Path) -> None:
+    experiment = free()
+    grid = Lagging(experiment, {0: 6, 1: 0, 2: 0, 3: 0})
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, grid, folder, Silent())
+    assert sorted(grid.order) == sorted([0, 1, 2, 3] * 4)  # everybody took all turns
+    assert grid.order.index(0) >= 9  # the others had gone on without it
+    assert [line["clients"]["uploaded"] for line in folder.lines()] == [13, 1, 1, 1]
+    assert summary["staleness"]["max"] == 12  # the slow one's first upload, added all the same
+    latest = folder.latest()
+    assert latest is not None
+    assert latest[1]["version"] == 16
+    assert latest[1]["turns"].tolist() == [4] * 4
+
+
+def test_a_silent_site_holds_nobody_back_and_is_still_added_when_it_comes(tmp_path: Path) -> None:
+    experiment = free(round_timeout=0.5)
+    grid = Lagging(experiment, {0: 10**9, 1: 7, 2: 7, 3: 7})
+
+    class Wake(Silent):
+        def round_done(self, line: Line) -> None:
+            grid._pulls[0] = 0
+
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, grid, folder, Wake())
+    lines = folder.lines()
+    assert lines[0]["failures"] == {"0": "no reply in time"}
+    assert summary["failures"] == 1
+    latest = folder.latest()
+    assert latest is not None
+    assert latest[1]["turns"].tolist()[1:] == [4, 4, 4]
+    assert latest[1]["turns"][0] >= 1
+
+
+@pytest.mark.parametrize("kind", ["sgd", "psgd"])
+def test_a_free_running_run_resumes_and_every_site_takes_all_its_turns_once(
+    tmp_path: Path, kind: str
+) -> None:
+    strategy = {"name": "dssgd", "exchange": "free_running", "upload_fraction": 0.1}
+    experiment = small(kind, rounds=4, strategy=strategy)
+
+    class Crash(Silent):
+        def __init__(self, grid: InProcessGrid, at: int) -> None:
+            self._grid, self._at = grid, at
+
+        def checkpoint(self, folder: Path, done: int) -> None:
+            self._grid.save(folder, done)
+
+        def restore(self, folder: Path, done: int) -> None:
+            self._grid.load(folder, done)
+
+        def round_done(self, line: Line) -> None:
+            if line["round"] == self._at:
+                raise KeyboardInterrupt
+
+    lags = {0: 5, 1: 0, 2: 2, 3: 1}
+    grid = Lagging(experiment, lags)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(experiment, grid, RunFolder.create(tmp_path / "run", experiment), Crash(grid, 2))
+    grid = Lagging(experiment, lags)
+    folder = RunFolder.open(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, grid, folder, Crash(grid, 0))
+    latest = folder.latest()
+    assert latest is not None
+    assert latest[1]["turns"].tolist() == [4] * 4
+    assert latest[1]["version"] == 16
+    assert summary["failures"] == 0
+    if kind == "psgd":
+        assert 3.9 < summary["privacy"]["epsilon_total"] <= 4
