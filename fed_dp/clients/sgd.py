@@ -75,4 +75,4 @@ class SgdTrainer:
         move = torch.cat([m.reshape(-1) for m in moves])
         chosen = largest_values(move.cpu().numpy(), share(self._config.update_fraction, flat.numel()))
         index = torch.from_numpy(chosen).to(flat.device)
-        flat[index] -= rate * move[index]
+        flat.index_add_(0, index, move.index_select(0, index), alpha=-rate)
