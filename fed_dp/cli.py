@@ -40,7 +40,7 @@ Profile = Annotated[
         "--profile",
         "-p",
         metavar="NAME",
-        help="How large, of an experiment that has several (see: fed-dp experiments list). Default: the first.",
+        help="How large, where an experiment has several (see: experiments list). Default: the first.",
     ),
 ]
 Settings = Annotated[

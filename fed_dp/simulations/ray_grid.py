@@ -168,6 +168,7 @@ class RayGrid(SimulationGrid):
         self._running: dict[Any, tuple[Any, list[_Parcel]]] = {}
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Job] = {}  # ready, not pulled: their nodes' new state is not in force yet
+        self._latest: dict[int, Context] = {}  # the state a node works on, which its next message sees
         self._forgotten: set[str] = set()
         self._stillborn = 0
         for actor in pool.actors:
@@ -222,9 +223,12 @@ class RayGrid(SimulationGrid):
         busy = {_node(parcel) for _, batch in self._running.values() for parcel in batch}
         while self._free and (batch := self._next_batch(busy)):
             actor = self._free.pop(0)
-            jobs = [(parcel, self.contexts[_node(parcel)]) for parcel in batch]
+            jobs = [(parcel, self._working_on(_node(parcel))) for parcel in batch]
             self._running[actor.answer.remote(jobs)] = actor, batch
             busy.update(map(_node, batch))
+
+    def _working_on(self, node: int) -> Context:
+        return self._latest.get(node, self.contexts[node])
 
     def _next_batch(self, busy: set[int]) -> list[_Parcel]:
         """Take a share of the queue: large for few calls, small for even finishing. One node, one turn."""
@@ -283,9 +287,10 @@ class RayGrid(SimulationGrid):
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
         reply = Message(Error(WORKER_DIED, reason), reply_to=parcel.message)
-        self._keep(parcel, reply, self.contexts[_node(parcel)])
+        self._keep(parcel, reply, self._working_on(_node(parcel)))
 
     def _keep(self, parcel: _Parcel, reply: Message, context: Context) -> None:
+        self._latest[_node(parcel)] = context
         if (identity := _id(parcel)) in self._forgotten:
             self._forgotten.discard(identity)  # too late to be used, but its site has spent what it spent
             self.contexts[_node(parcel)] = context

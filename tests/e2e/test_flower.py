@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 SETTINGS = ["rounds=2", "clients.count=3"]
+IN_TURN = ["strategy.name=dssgd", "strategy.exchange=random_order", "strategy.download_fraction=0.5"]
 
 
 def free_port() -> int:
@@ -76,12 +77,16 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
             link.wait(20)
 
 
-def test_all_three_engines_give_the_same_result(flower: dict[str, str], tmp_path: Path) -> None:
-    experiment = load_experiment("digits:psgd", SETTINGS)
+@pytest.mark.parametrize("more", [[], IN_TURN])
+def test_all_three_engines_give_the_same_result(
+    flower: dict[str, str], tmp_path: Path, more: list[str]
+) -> None:
+    settings = SETTINGS + more
+    experiment = load_experiment("digits:psgd", settings)
     here, expected = run(experiment, tmp_path / "in-process")
     on_ray, summary = simulate(experiment, observer=Silent(), engine="ray", root=tmp_path / "ray")
     folder = tmp_path / "flower"
-    config = f'experiment="digits:psgd" set="{" ".join(SETTINGS)}" run-folder="{folder}"'
+    config = f'experiment="digits:psgd" set="{" ".join(settings)}" run-folder="{folder}"'
     federation = "num-supernodes=3 client-resources-num-cpus=1"
     done = subprocess.run(
         [str(BIN / "flwr"), "run", str(ROOT), "--stream", "-c", config, "--federation-config", federation],

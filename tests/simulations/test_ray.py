@@ -12,16 +12,18 @@ from typing import Any
 
 import pytest
 import ray
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Experiment, to_run_config
-from fed_dp.experiment.federation import load
+from fed_dp.experiment.federation import federation, load
+from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
 from fed_dp.simulations.ray_grid import Pool, RayGrid, Worker, _room, ray_session
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line
+from fed_dp.strategies.run_folder import Line, RunFolder
+from fed_dp.strategies.site_strategy import record
 from tests.conftest import small
 from tests.simulations.test_simulate import run, weights
 
@@ -50,13 +52,20 @@ def pool(experiment: Experiment) -> Pool:
     )
 
 
+STRATEGIES: dict[str, dict[str, Any]] = {
+    "averaging": {"name": "averaging"},
+    "round robin": {"name": "dssgd", "download_fraction": 0.5},
+}
+
+
 def questions(nodes: int) -> list[Message]:
     return [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in range(1, nodes + 1)]
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["sgd", "psgd"])
-def test_ray_gives_the_same_result_as_one_process(kind: str, tmp_path: Path) -> None:
-    experiment = small(kind, clients={"count": 9})
+def test_ray_gives_the_same_result_as_one_process(kind: str, strategy: str, tmp_path: Path) -> None:
+    experiment = small(kind, clients={"count": 9}, strategy=STRATEGIES[strategy])
     here, summary = run(experiment, tmp_path / "here")
     there, other = on_ray(experiment, tmp_path / "there")
     assert weights(here) == weights(there)
@@ -80,11 +89,13 @@ class KillAnActor(Silent):
                         self.killed.append(int(folder.name))
 
 
-@pytest.mark.parametrize("kind", ["sgd", "psgd"])
+@pytest.mark.parametrize(
+    ("kind", "strategy"), [("sgd", "averaging"), ("psgd", "averaging"), ("psgd", "round robin")]
+)
 def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, strategy: str, tmp_path: Path
 ) -> None:
-    experiment = small(kind, rounds=3, clients={"count": 9})
+    experiment = small(kind, rounds=3, clients={"count": 9}, strategy=STRATEGIES[strategy])
     here, expected = run(experiment, tmp_path / "here")
     observer = KillAnActor()
     there, summary = on_ray(experiment, tmp_path / "there", observer)
@@ -193,3 +204,33 @@ def test_a_cluster_that_is_not_there_is_told() -> None:
                 pass
     finally:
         ray.init(num_cpus=2, num_gpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+
+
+def test_nobody_waits_on_ray_and_every_site_takes_its_turns(tmp_path: Path) -> None:
+    strategy = {"name": "dssgd", "exchange": "free_running"}
+    experiment = small("psgd", rounds=3, clients={"count": 5}, strategy=strategy)
+    path, summary = on_ray(experiment, tmp_path)
+    latest = RunFolder(path).latest()
+    assert latest is not None
+    assert latest[1]["turns"].tolist() == [3] * 5
+    assert summary["failures"] == 0
+    assert summary["staleness"]["max"] >= 1
+    assert 3.9 < summary["privacy"]["epsilon_total"] <= 4  # every turn was paid once
+
+
+def test_a_checkpoint_holds_a_clients_state_only_with_the_reply_that_the_server_has_seen() -> None:
+    experiment = small("psgd", clients={"count": 1})
+    workers = pool(experiment)
+    grid = RayGrid(1, dict(to_run_config(experiment)), workers)
+    data = federation(experiment).dataset
+    start = initial_weights(experiment.model.name, data.shape, data.classes, seed=1)
+    content = RecordDict({names.ARRAYS: record(start), names.CONFIG: ConfigRecord({names.ROUND: 1})})
+    [identity] = grid.push_messages([Message(content, 1, MessageType.TRAIN, group_id="1")])
+    deadline = time.monotonic() + 60
+    while identity not in grid._replies and time.monotonic() < deadline:
+        grid._collect(0.1)
+    assert not grid.contexts[1].state
+    [reply] = grid.pull_messages([identity])
+    assert not reply.has_error()
+    assert grid.contexts[1].state
+    workers.close()

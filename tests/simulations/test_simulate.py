@@ -108,11 +108,19 @@ class StopAfter(Silent):
 
 @pytest.mark.parametrize("kind", ["sgd", "psgd"])
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize("last", [1, 2])
+@pytest.mark.parametrize(
+    ("last", "strategy"),
+    [
+        (1, {"name": "averaging"}),
+        (2, {"name": "standalone"}),
+        (1, {"name": "dssgd", "download_fraction": 0.3}),
+        (2, {"name": "dssgd", "exchange": "asynchronous"}),
+    ],
+)
 def test_an_interrupted_run_resumes_to_the_same_result(
-    kind: str, before: bool, last: int, tmp_path: Path
+    kind: str, before: bool, last: int, strategy: dict[str, Any], tmp_path: Path
 ) -> None:
-    experiment = small(kind, rounds=3, strategy={"name": "standalone" if last == 2 else "averaging"})
+    experiment = small(kind, rounds=3, strategy=strategy)
     whole, expected = run(experiment, tmp_path / "whole")
     folder = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
