@@ -163,7 +163,7 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
     from fed_dp.accounting import Statement
-    from fed_dp.simulations.report import cost_text
+    from fed_dp.simulations.report import cost_text, traffic_lines
 
     results = summary.get("runs") or {next(iter(variants)): summary}
     table = Table(title=summary["experiment"])
@@ -187,8 +187,8 @@ def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experim
             console.print(f"{name}: {note}", soft_wrap=True)
         if variants[name].clients.gpus and "cuda" not in result["devices"]:
             console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
-        if result["failures"]:
-            console.print(f"{name}: {result['failures']} client-rounds failed; see metrics.jsonl")
+        for line in traffic_lines(result):
+            console.print(f"{name}: {line}", soft_wrap=True, markup=False)
         if result["privacy"] is None:
             console.print(f"{name}: no privacy")
         else:

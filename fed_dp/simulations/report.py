@@ -29,6 +29,29 @@ def cost_text(summary: Summary) -> str:
     return f"ε = {cost['epsilon_total']:.2f}, δ = {cost['delta']:g}, {cost['guarantee']}"
 
 
+def traffic_lines(summary: Summary) -> list[str]:
+    """Return what is worth telling about messages: faults, staleness, and bytes when they are few."""
+    lines = []
+    if summary["failures"]:
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in summary["failure_kinds"].items())
+        lines.append(f"{summary['failures']} client-rounds failed ({kinds}); see metrics.jsonl")
+    if summary["repeated"]:
+        lines.append(f"{summary['repeated']} repeated or unasked replies were not counted")
+    if (stale := summary["staleness"]) and stale["max"]:
+        lines.append(
+            f"an upload was added to a model that had moved on by {stale['mean']:.1f} updates in the mean, "
+            f"{stale['max']} at most"
+        )
+    sent = summary["bytes"]
+    for way in ("uploaded", "downloaded"):
+        if 0 < sent[way] < 0.99 * sent["dense"]:
+            lines.append(
+                f"{way} {sent[way] / 1e6:.2f} MB: {sent[way] / sent['dense']:.3f} of all parameters, "
+                f"{sent[way] / sent[f'bound_{way}']:.3f} × the fewest bytes that tell the same"
+            )
+    return lines
+
+
 def write_report(
     path: Path, name: str, results: Mapping[str, Summary], lines: Mapping[str, Sequence[Line]]
 ) -> None:
@@ -38,6 +61,11 @@ def write_report(
         f"<h3>{html.escape(variant)}</h3>{_statement(summary)}"
         for variant, summary in results.items()
         if summary["privacy"] is not None
+    )
+    traffic = "".join(
+        f"<li>{html.escape(variant)}: {html.escape(line)}</li>"
+        for variant, summary in results.items()
+        for line in traffic_lines(summary)
     )
     first = next(iter(results.values()))
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in first["data"]["notes"])
@@ -53,6 +81,7 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 <th>best</th><th>privacy, whole run</th><th>MB up / down</th><th>seconds</th></tr>
 {rows}
 </table>
+<ul>{traffic}</ul>
 <h2>Test accuracy by round</h2>
 {_curves(lines)}
 <h2>What privacy it cost</h2>
