@@ -222,7 +222,9 @@ class RayGrid(SimulationGrid):
     def _dispatch(self) -> None:
         busy = {_node(parcel) for _, batch in self._running.values() for parcel in batch}
         while self._free and (batch := self._next_batch(busy)):
-            actor = self._free.pop(0)
+            # The idlest, and of those the one that worked last: its caches are warm.
+            actor = max(reversed(self._free), key=self._free.count)
+            self._free.remove(actor)
             jobs = [(parcel, self._working_on(_node(parcel))) for parcel in batch]
             self._running[actor.answer.remote(jobs)] = actor, batch
             busy.update(map(_node, batch))

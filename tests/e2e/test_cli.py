@@ -86,6 +86,8 @@ def test_a_run_tells_what_it_cost(cli: Cli, experiment: str) -> None:
     [
         (["simulate", "nothing"], 2, ["'nothing'", "shipped:"]),
         (["simulate", "digits:none"], 2, ["no variant 'none'"]),
+        (["simulate", "dssgd-fig9", "-p", "huge"], 2, ["no profile 'huge'; has: quick, claims, full"]),
+        (["simulate", "digits", "--profile", "full"], 2, ["no profile 'full'; has none"]),
         (["simulate", "mine.toml", "-s", "clients.cont=4"], 2, ["unknown key clients.cont", "did you mean"]),
         (["simulate", "mine.toml", "-s", "clients.count=0"], 2, ["clients.count = 0"]),
         (["simulate", "mine.toml", "-s", "oops"], 2, ["--set 'oops'", "KEY=VALUE"]),

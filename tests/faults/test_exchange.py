@@ -16,6 +16,7 @@ from fed_dp.errors import EmptyRound
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import InProcessGrid
+from fed_dp.simulations.report import traffic_lines
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.conftest import small
@@ -83,6 +84,9 @@ def test_the_run_goes_on_and_its_state_is_that_of_the_valid_uploads(
     assert summary["failures"] == 4
     assert summary["failure_kinds"] == {"no reply in time": 2, "truncated": 1, "out of memory": 1}
     assert summary["repeated"] == 1
+    told = "\n".join(traffic_lines(summary))
+    assert "4 client-rounds failed (2 × no reply in time" in told
+    assert "1 repeated or unasked replies were not counted" in told
     assert [line["clients"]["uploaded"] for line in RunFolder(tmp_path / "bad").lines()] == [2, 3, 3]
     if kind == "psgd":  # what was sent is spent, also when it was garbage; what never came is warned of
         assert any("2 replies never came" in warning for warning in summary["privacy"]["warnings"])
