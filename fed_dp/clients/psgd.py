@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import torch
 from opacus.accountants import PRVAccountant
 from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
@@ -85,7 +86,8 @@ class PsgdTrainer:
         event = Event(
             release, site.round, site.client, "record", "add/remove one", guarantee="proved", reason=REASON
         )
-        return Fit(net.weights() - weights, (event,), {"steps": float(taken)}, _state(history))
+        change = np.clip(net.weights() - weights, -LARGEST, LARGEST)  # what a message may hold
+        return Fit(change, (event,), {"steps": float(taken)}, _state(history))
 
     def _steps(self, site: Site, accountant: PRVAccountant) -> None:
         config, net, module = self._config, self._net, self._module

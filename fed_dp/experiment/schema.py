@@ -218,7 +218,7 @@ class Dssgd(Section):
     download_fraction: Fractions = 1.0  # θ_d, likewise
     selection: Selection = "largest_values"
     threshold: NonNegative = 0.0001  # τ, of random_with_threshold
-    bound: Annotated[float, Field(gt=0, le=1e3)] | None = None  # γ, of every uploaded value
+    bound: Annotated[float, Field(ge=1e-9, le=1e3)] | None = None  # γ, of every uploaded value
     decay: Fraction = 0.8  # β, of stat, once per round
     outdated: Annotated[float, Field(ge=0, le=1)] = 0.5  # asynchronous: chance of last round's state
     precision: Precision = "float32"  # of uploaded values on the wire
@@ -246,10 +246,16 @@ class Dssgd(Section):
         ):
             if value != owner and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"strategy.{key} is set, but only {owner!r} uses it, not {value!r}")
-        if self.selection == "random_with_threshold" and self.bound and self.threshold > self.bound:
+        bound = 1e3 if self.bound is None else self.bound
+        if self.selection == "random_with_threshold" and self.threshold > bound:
             raise ValueError(
-                f"strategy.threshold = {self.threshold:g}: no value within strategy.bound = {self.bound:g} "
-                "reaches it"
+                f"strategy.threshold = {self.threshold:g}: no value within ±{bound:g} reaches it "
+                "(strategy.bound)"
+            )
+        if self.precision == "float16" and bound < 1e-4:
+            raise ValueError(
+                f"strategy.precision = 'float16': too coarse for values within strategy.bound = {bound:g}; "
+                "allowed: float32, or a bound of at least 0.0001"
             )
         if self.exchange == "free_running" and clients.fraction != 1:
             raise ValueError(

@@ -66,10 +66,10 @@ def decode(data: bytes, *, size: int, most: int, bound: float = LARGEST) -> Spar
 
 
 @lru_cache(maxsize=1024)
-def information_bound(size: int, count: int) -> float:
-    """Return the fewest bytes that tell which `count` of `size` coordinates, and 32 bits of each."""
+def information_bound(size: int, count: int, value_bytes: int = 4) -> float:
+    """Return the fewest bytes that tell which `count` of `size` coordinates, and the value of each."""
     ways = math.lgamma(size + 1) - math.lgamma(count + 1) - math.lgamma(size - count + 1)
-    return ways / math.log(2) / 8 + 4 * count
+    return ways / math.log(2) / 8 + value_bytes * count
 
 
 # --------------------------------------------------------------------------- where they are
@@ -140,6 +140,8 @@ def _pack_low(indices: Indices, low: int) -> bytes:
 def _unpack_low(packed: Bytes, low: int, count: int) -> Indices:
     if low == 0:
         return np.zeros(count, np.int64)
+    if packed[-1] & ((1 << -count * low % 8) - 1):
+        raise UploadRefused("indices: the bits after the last are not zero")
     bits = np.unpackbits(packed, count=count * low).reshape(count, low)
     narrow = np.zeros((count, 4), np.uint8)
     narrow[:, : (low + 7) // 8] = np.packbits(bits, axis=1, bitorder="little")

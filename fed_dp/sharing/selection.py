@@ -12,6 +12,7 @@ from typing import Literal
 
 import numpy as np
 
+from fed_dp.errors import UploadRefused
 from fed_dp.seeds import Generator
 from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate, Vector
 
@@ -53,6 +54,8 @@ def largest_values(change: Vector, count: int) -> Indices:
     if count >= size:
         return np.arange(size)
     magnitude = np.abs(change)
+    if np.isnan(magnitude.max()):  # it would compare as small, and be passed over
+        raise UploadRefused("values: nan; the training has diverged")
     some = _candidates(magnitude, count)
     among = magnitude[some]
     threshold = np.partition(among, among.size - count)[among.size - count]

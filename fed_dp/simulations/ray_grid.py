@@ -210,7 +210,9 @@ class RayGrid(SimulationGrid):
         while any(i not in self._replies for i in ids) and (left := deadline - time.monotonic()) > 0:
             self._collect(min(left, 1.0))
         self._forgotten.update(i for i in ids if i not in self._replies)
-        self._waiting = deque(p for p in self._waiting if _id(p) not in self._forgotten)
+        unsent = {_id(p) for p in self._waiting if _id(p) in self._forgotten}
+        self._waiting = deque(p for p in self._waiting if _id(p) not in unsent)
+        self._forgotten -= unsent
         return [self._take(i) for i in ids if i in self._replies]
 
     def _take(self, identity: str) -> Message:

@@ -37,12 +37,17 @@ def traffic_lines(summary: Summary) -> list[str]:
         lines.append(f"{summary['failures']} client-rounds failed ({kinds}); see metrics.jsonl")
     if summary["repeated"]:
         lines.append(f"{summary['repeated']} repeated or unasked replies were not counted")
+    if summary["late"]:
+        lines.append(f"{summary['late']} replies had been given up, came after all, and were used")
     if (stale := summary["staleness"]) and stale["max"]:
         lines.append(
             f"an upload was added to a model that had moved on by {stale['mean']:.1f} updates in the mean, "
             f"{stale['max']} at most"
         )
     sent = summary["bytes"]
+    if sent["uploaded"] and not sent["bound_uploaded"]:
+        lines.append("no upload held a single change: nothing was learnt")
+        return lines
     for way in ("uploaded", "downloaded"):
         if 0 < sent[way] < 0.99 * sent["dense"]:
             lines.append(

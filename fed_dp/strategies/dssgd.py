@@ -32,9 +32,12 @@ class Dssgd(SiteStrategy):
     `turns` counts each site's finished turns; only the free-running exchange lets them differ.
     """
 
+    sparse = True
+
     def __init__(self, weights: Vector, sites: Sequence[Site], *, options: Options, **rest: Any) -> None:
         super().__init__(weights, sites, **rest)
         self.options = options
+        self.value_bytes = np.dtype(options.precision).itemsize
         self.server = ParameterServer(weights)
         self.turns = np.zeros(len(self.sites), np.int64)
         self._order = Order(())
@@ -80,7 +83,8 @@ class Dssgd(SiteStrategy):
 
     def finish(self, server_round: int) -> None:
         """Let the counters fade."""
-        super().finish(server_round)
+        if self.options.exchange != "free_running":  # there, a round may pass without an upload
+            super().finish(server_round)
         self.server.decay(self.options.decay)
 
     def state(self) -> State:

@@ -83,7 +83,11 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     strategy = _strategy(experiment, initial_weights(*network, seed=experiment.seed), sites)
     turns = _turns(experiment, strategy, grid)
     fingerprint = data.fingerprint()
-    folder.same_data(fingerprint)
+    if folder.same_data(fingerprint) and experiment.private and isinstance(turns, FreeRunning):
+        raise ResumeError(
+            f"{folder.path}: strategy.exchange = 'free_running' cannot repeat the turns after its last "
+            "checkpoint exactly, so what they released would be released twice and paid once; start a new run"
+        )
     done, lines = _resume(folder, strategy, observer)
     events: dict[int, list[Event]] = defaultdict(list)
     for line in lines:
@@ -166,7 +170,11 @@ def _line(
         "epsilon": cost,
         "clients": {"asked": tally.asked, "uploaded": tally.uploads, "failed": len(tally.failed)},
         "repeated": tally.repeated,
-        "failures": {str(client): why for client, why in sorted(tally.failed.items())},
+        "late": tally.late,
+        "failures": {
+            str(client) if at == turn else f"{client}, turn {at}": why
+            for (client, at), why in sorted(tally.failed.items())
+        },
         "bytes": {
             "uploaded": tally.bytes_uploaded,
             "downloaded": tally.bytes_downloaded,
@@ -195,7 +203,8 @@ def _summary(
     uploads = sum(line["clients"]["uploaded"] for line in lines)
     asked = sum(line["clients"]["asked"] for line in lines)
     seconds = sum(line["seconds"] for line in lines)
-    late = sum(why == NO_REPLY for line in lines for why in line["failures"].values())
+    came_late = sum(line["late"] for line in lines)
+    late = sum(why == NO_REPLY for line in lines for why in line["failures"].values()) - came_late
     cost = _statement(experiment, members, events, late)
     summary: dict[str, Any] = {
         "experiment": experiment.name,
@@ -224,7 +233,8 @@ def _summary(
             },
             "dense": 4 * int(strategy.weights.size) * asked,
         },
-        "failures": sum(line["clients"]["failed"] for line in lines),
+        "failures": sum(line["clients"]["failed"] for line in lines) - came_late,
+        "late": came_late,
         "failure_kinds": _kinds(lines),
         "repeated": sum(line["repeated"] for line in lines),
         "staleness": _all_staleness(lines),

@@ -63,13 +63,15 @@ class RunFolder:
         except (OSError, ValueError) as error:  # TOML's and Unicode's errors are ValueErrors
             raise ResumeError(f"{self.path} is not a run folder: {error}") from None
 
-    def same_data(self, fingerprint: str) -> None:
-        """Note which records the run is about; refuse to go on with others."""
+    def same_data(self, fingerprint: str) -> bool:
+        """Note which records the run is about, refuse to go on with others; return whether it had begun."""
         path = self.path / "data.sha256"
         if not path.is_file():
             write_atomically(path, fingerprint.encode())
-        elif path.read_text() != fingerprint:
+            return False
+        if path.read_text() != fingerprint:
             raise ResumeError(f"{self.path}: the data set has changed since this run began; start a new run")
+        return True
 
     @property
     def finished(self) -> bool:

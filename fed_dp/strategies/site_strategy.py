@@ -26,7 +26,9 @@ from fed_dp.sharing.update import LARGEST, SparseUpdate
 from fed_dp.strategies.sites import Site
 
 State = dict[str, np.ndarray]
+Place = tuple[int, int]  # client, turn
 NO_REPLY = "no reply in time"
+_LONGEST = 300  # characters of a site's reason that are kept
 
 
 @dataclass(slots=True)
@@ -35,7 +37,8 @@ class Tally:
 
     asked: int = 0
     uploads: int = 0
-    failed: dict[int, str] = field(default_factory=dict)  # client -> why nothing of it was used
+    failed: dict[Place, str] = field(default_factory=dict)  # why nothing of it was used
+    late: int = 0  # replies that an earlier round had given up, and that were used all the same
     repeated: int = 0  # replies to nothing that was asked, or to what was answered already
     bytes_uploaded: int = 0
     bytes_downloaded: int = 0
@@ -55,6 +58,11 @@ class Question:
     turn: int
     version: int  # of the state that was sent
 
+    @property
+    def place(self) -> Place:
+        """Whose turn it is."""
+        return self.site.client, self.turn
+
 
 class SiteStrategy(Strategy):
     """A Flower strategy over named sites. Subclasses say what is sent and what uploads do.
@@ -65,6 +73,8 @@ class SiteStrategy(Strategy):
     """
 
     shares = True  # a baseline that shares nothing sends no bytes, whatever the simulation moves
+    sparse = False  # whether an upload may hold a part of the parameters
+    value_bytes = 4  # of an uploaded value on the wire
 
     def __init__(
         self,
@@ -143,11 +153,12 @@ class SiteStrategy(Strategy):
             messages.append(message)
         return messages
 
-    def receive(self, replies: Iterable[Message]) -> None:
-        """Check every reply, then let the valid uploads change the state.
+    def receive(self, replies: Iterable[Message]) -> list[Question]:
+        """Check every reply, let the valid uploads change the state; return what has been answered.
 
         A reply counts once, for the message it answers; anything else is counted and dropped.
         """
+        answered: list[Question] = []
         waiting = {question.message.metadata.message_id: question for question in self._asked}
         valid: list[tuple[Question, Upload]] = []
         for reply in replies:
@@ -160,19 +171,20 @@ class SiteStrategy(Strategy):
             if question is None or not known:
                 self.tally.repeated += 1
                 continue
-            del waiting[identity]
+            answered.append(waiting.pop(identity))
             try:
                 valid.append((question, self._checked(question, reply)))
             except FedDpError as error:
-                self.tally.failed[question.site.client] = str(error)
+                self.tally.failed[question.place] = str(error)
         self._asked = list(waiting.values())
         self.tally.uploads += len(valid)
         self.combine(sorted(valid, key=lambda pair: pair[0].site.client))
+        return answered
 
     def abandon(self) -> None:
         """Count every site that has not replied as failed; what it may send later is not used."""
         for question in self._asked:
-            self.tally.failed[question.site.client] = NO_REPLY
+            self.tally.failed[question.place] = NO_REPLY
         self._asked = []
 
     def finish(self, server_round: int) -> None:
@@ -180,12 +192,10 @@ class SiteStrategy(Strategy):
 
         Raises EmptyRound when nobody uploaded: an unchanged model is never passed off as a result.
         """
-        failed = self.tally.failed
-        if not self.tally.uploads and len(failed) == len(self.chosen(server_round)):
-            client, why = next(iter(failed.items()))
-            raise EmptyRound(
-                f"round {server_round}: none of {len(failed)} clients uploaded; client {client}: {why}"
-            )
+        if not self.tally.uploads:
+            failed = self.tally.failed
+            why = "".join(f"; client {client}: {reason}" for (client, _), reason in list(failed.items())[:1])
+            raise EmptyRound(f"round {server_round}: none of {len(failed)} clients uploaded{why}")
 
     # ------------------------------------------------------------------ Flower's four hooks
 
@@ -229,24 +239,25 @@ class SiteStrategy(Strategy):
 
     def _checked(self, question: Question, reply: Message) -> Upload:
         if reply.has_error():
-            raise UploadRefused(reply.error.reason or f"error code {reply.error.code}")
+            raise UploadRefused((reply.error.reason or f"error code {reply.error.code}")[:_LONGEST])
         content, site = reply.content, question.site
         try:
+            told = content.config_records[names.CONFIG]
+            names.check_round(told[names.ROUND], asked=question.turn)
+            self._book(question, str(told[names.EVENTS]))  # the server has it: spent, good or bad
             array = content.array_records[names.ARRAYS][names.CHANGE]
             records = content.metric_records[names.METRICS][names.RECORDS]
-            told = content.config_records[names.CONFIG]
-            text, turn = str(told[names.EVENTS]), told[names.ROUND]
         except KeyError as error:
             raise UploadRefused(f"not an upload: it has no {error}") from None
-        names.check_round(turn, asked=question.turn)
-        self._book(question, text)  # the server has it, so it is spent, good or bad
         most, bound = self.allowed(site)
         update = decode(array.data, size=self.weights.size, most=most, bound=bound)
+        if len(update) < update.size and not self.sparse:
+            raise UploadRefused(f"too few: {len(update)} coordinates, all {update.size} are expected")
         upload = Upload(update, names.check_records(records, announced=site.records))
-        self.tally.devices.add(str(told.get(names.DEVICE, "unknown")))
+        self.tally.devices.add(str(told.get(names.DEVICE, "unknown"))[:_LONGEST])
         if self.shares:
             self.tally.bytes_uploaded += _bytes(content.array_records[names.ARRAYS])
-            self.tally.bound_uploaded += information_bound(update.size, len(update))
+            self.tally.bound_uploaded += information_bound(update.size, len(update), self.value_bytes)
         return upload
 
     def _book(self, question: Question, text: str) -> None:

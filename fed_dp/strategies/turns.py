@@ -7,6 +7,7 @@ from typing import Protocol
 
 from flwr.serverapp import Grid
 
+from fed_dp.errors import EmptyRound
 from fed_dp.strategies.dssgd import Dssgd
 from fed_dp.strategies.site_strategy import NO_REPLY, SiteStrategy
 from fed_dp.strategies.sites import Site
@@ -57,16 +58,27 @@ class FreeRunning:
         busy = {site.client for site, _ in self._since.values()}
         self._ask([site for site in strategy.sites if site.client not in busy])
         pause = 0.001
-        while any(
-            strategy.turns[site.client] < server_round and site.client not in self._silent
-            for site in strategy.sites
-        ):
+        while True:
             answered = self._collect()
+            self._look_at_the_clock()
+            if not self._behind(server_round):
+                break
             pause = 0.001 if answered else min(0.2, 2 * pause)
             if not answered:
-                self._look_at_the_clock()
                 time.sleep(pause)
+        if not strategy.tally.uploads and len(self._silent) == len(strategy.sites):
+            raise EmptyRound(f"round {server_round}: no client has replied for {self._timeout:g} s")
+        if server_round == self._rounds:
+            self._count_missed_turns()
         strategy.finish(server_round)
+
+    def _behind(self, server_round: int) -> bool:
+        """Return whether a site that answers has not finished this turn."""
+        turns = self._strategy.turns
+        return any(
+            turns[site.client] < server_round and site.client not in self._silent
+            for site in self._strategy.sites
+        )
 
     def _ask(self, sites: list[Site]) -> None:
         for site in sites:
@@ -75,18 +87,27 @@ class FreeRunning:
                 self._since[identity] = site, time.monotonic()
 
     def _collect(self) -> bool:
+        """Use what has come; return whether anything has."""
         replies = list(self._grid.pull_messages(list(self._since)))
-        for reply in replies:
-            self._strategy.receive([reply])
-            site, _ = self._since.pop(reply.metadata.reply_to_message_id, (None, 0.0))
-            if site is not None:
-                self._silent.discard(site.client)
-                self._strategy.turns[site.client] += 1
-                self._ask([site])
+        for question in self._strategy.receive(replies):
+            del self._since[question.message.metadata.message_id]
+            if question.site.client in self._silent:
+                self._silent.remove(question.site.client)
+                self._strategy.tally.late += 1
+            self._strategy.turns[question.site.client] += 1
+            self._ask([question.site])
         return bool(replies)
 
     def _look_at_the_clock(self) -> None:
         for site, since in self._since.values():
             if time.monotonic() - since > self._timeout and site.client not in self._silent:
                 self._silent.add(site.client)
-                self._strategy.tally.failed[site.client] = NO_REPLY
+                self._strategy.tally.failed[site.client, self._next(site)] = NO_REPLY
+
+    def _count_missed_turns(self) -> None:
+        for site in self._strategy.sites:
+            for turn in range(self._next(site) + 1, self._rounds + 1):  # the next was asked for
+                self._strategy.tally.failed[site.client, turn] = "not asked any more, being silent"
+
+    def _next(self, site: Site) -> int:
+        return int(self._strategy.turns[site.client]) + 1

@@ -72,13 +72,18 @@ def made(*settings: str) -> Experiment:
         ([*DSSGD, "strategy.upload_fraction=0"], ["strategy.upload_fraction = 0", "greater than 0"]),
         ([*DSSGD, "strategy.upload_fraction=[0.1, 2]", "clients.count=2"], ["strategy.upload_fraction", "2"]),
         ([*DSSGD, "strategy.download_fraction=[0.1, 0.2]"], ["has 2 numbers", "each of 30 clients"]),
-        ([*DSSGD, "strategy.bound=0"], ["strategy.bound = 0", "greater than 0"]),
+        ([*DSSGD, "strategy.bound=0"], ["strategy.bound = 0", "greater than"]),
         ([*DSSGD, "strategy.bound=nan"], ["strategy.bound = nan"]),
+        ([*DSSGD, "strategy.bound=1e-5", "strategy.precision=float16"], ["float16", "0.0001"]),
+        (
+            [*DSSGD, "strategy.selection=random_with_threshold", "strategy.threshold=1e6"],
+            ["strategy.threshold = 1e+06", "1000"],
+        ),
         ([*DSSGD, "strategy.threshold=0.1"], ["strategy.threshold is set", "'random_with_threshold'"]),
         ([*DSSGD, "strategy.outdated=0.9"], ["strategy.outdated is set", "'asynchronous'"]),
         (
             [*DSSGD, "strategy.selection=random_with_threshold", "strategy.bound=1e-5"],
-            ["strategy.threshold = 0.0001", "strategy.bound = 1e-05"],
+            ["strategy.threshold = 0.0001", "within ±1e-05"],
         ),
         (
             [*DSSGD, "strategy.exchange=free_running", "clients.fraction=0.5"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, Error, Message
 
+from fed_dp.accounting import from_json
 from fed_dp.clients.app import app
-from fed_dp.errors import EmptyRound
+from fed_dp.errors import EmptyRound, ResumeError
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import InProcessGrid
@@ -20,6 +22,7 @@ from fed_dp.simulations.report import traffic_lines
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.conftest import small
+from tests.strategies.test_dssgd import literal
 
 CLIENTS = 4
 
@@ -37,14 +40,17 @@ class Faulty(InProcessGrid):
         return [reply for message in messages for reply in self._suffer(message)]
 
     def _suffer(self, message: Message) -> list[Message]:
-        [reply] = super().send_and_receive([message])
         config = message.content.config_records.get(names.CONFIG)
         turn = 0 if config is None else config[names.ROUND]
         fault = self._faults.get((message.metadata.dst_node_id - 1, turn))  # type: ignore[arg-type]
-        if fault in ("dies", "is late", "is not there"):
+        if fault == "dies":
             return []
         if fault == "raises":
+            self.stamp(message)
             return [Message(Error(2, "out of memory"), reply_to=message)]
+        [reply] = super().send_and_receive([message])
+        if fault == "is late":
+            return []
         if fault == "sends garbage":
             record = reply.content.array_records[names.ARRAYS]
             data = record[names.CHANGE].data
@@ -77,18 +83,22 @@ def test_the_run_goes_on_and_its_state_is_that_of_the_valid_uploads(
         (0, 3): "raises",
     }
     summary, state = run(tmp_path / "bad", experiment, faults)
-    absent = {place: "is not there" for place, fault in faults.items() if fault != "sends twice"}
-    _, expected = run(tmp_path / "good", experiment, absent)
-    for key in ("weights", "stat", "version"):
-        assert state[key].tobytes() == expected[key].tobytes()
+    happened = {"dies": "dies", "raises": "dies", "is late": "is lost", "sends garbage": "is lost"}
+    slow = literal(experiment, {place: happened[f] for place, f in faults.items() if f != "sends twice"})
+    assert state["weights"].tobytes() == np.array(slow.w, np.float32).tobytes()
+    assert state["stat"].tobytes() == np.array(slow.stat, np.float32).tobytes()
+    assert state["version"] == 8
     assert summary["failures"] == 4
     assert summary["failure_kinds"] == {"no reply in time": 2, "truncated": 1, "out of memory": 1}
     assert summary["repeated"] == 1
     told = "\n".join(traffic_lines(summary))
     assert "4 client-rounds failed (2 × no reply in time" in told
     assert "1 repeated or unasked replies were not counted" in told
-    assert [line["clients"]["uploaded"] for line in RunFolder(tmp_path / "bad").lines()] == [2, 3, 3]
+    lines = RunFolder(tmp_path / "bad").lines()
+    assert [line["clients"]["uploaded"] for line in lines] == [2, 3, 3]
     if kind == "psgd":  # what was sent is spent, also when it was garbage; what never came is warned of
+        booked = [{event.client for event in from_json(line["events"])} for line in lines]
+        assert booked == [{1, 2, 3}, {0, 2, 3}, {1, 2, 3}]
         assert any("2 replies never came" in warning for warning in summary["privacy"]["warnings"])
 
 
@@ -97,7 +107,12 @@ def test_a_round_in_which_all_fail_is_an_error_in_every_exchange(tmp_path: Path)
         experiment = small(strategy={"name": "dssgd", "exchange": exchange}, round_timeout=0.05)
         grid = Lagging(experiment, {k: 10**9 for k in range(CLIENTS)})
         folder = RunFolder.create(tmp_path / exchange, experiment)
-        with pytest.raises(EmptyRound, match=r"none of 4 clients uploaded; client 0: no reply in time"):
+        told = (
+            "no client has replied for"
+            if exchange == "free_running"
+            else "none of 4 clients uploaded; client 0"
+        )
+        with pytest.raises(EmptyRound, match=told):
             run_rounds(experiment, grid, folder, Silent())
 
 
@@ -164,45 +179,139 @@ def test_a_silent_site_holds_nobody_back_and_is_still_added_when_it_comes(tmp_pa
     summary = run_rounds(experiment, grid, folder, Wake())
     lines = folder.lines()
     assert lines[0]["failures"] == {"0": "no reply in time"}
-    assert summary["failures"] == 1
     latest = folder.latest()
     assert latest is not None
-    assert latest[1]["turns"].tolist()[1:] == [4, 4, 4]
-    assert latest[1]["turns"][0] >= 1
+    turns = latest[1]["turns"].tolist()
+    assert turns[1:] == [4, 4, 4]
+    assert turns[0] >= 1
+    assert summary["late"] == 1
+    assert summary["failures"] == 4 - turns[0]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "psgd"])
-def test_a_free_running_run_resumes_and_every_site_takes_all_its_turns_once(
-    tmp_path: Path, kind: str
-) -> None:
-    strategy = {"name": "dssgd", "exchange": "free_running", "upload_fraction": 0.1}
-    experiment = small(kind, rounds=4, strategy=strategy)
+def test_a_site_that_wakes_when_all_others_are_done_is_still_added(tmp_path: Path) -> None:
+    experiment = free(round_timeout=0.2)
+    grid = Lagging(experiment, {0: 10**9})
 
-    class Crash(Silent):
-        def __init__(self, grid: InProcessGrid, at: int) -> None:
-            self._grid, self._at = grid, at
-
-        def checkpoint(self, folder: Path, done: int) -> None:
-            self._grid.save(folder, done)
-
-        def restore(self, folder: Path, done: int) -> None:
-            self._grid.load(folder, done)
-
+    class Wake(Silent):
         def round_done(self, line: Line) -> None:
-            if line["round"] == self._at:
-                raise KeyboardInterrupt
+            grid._pulls[0] = 0
 
-    lags = {0: 5, 1: 0, 2: 2, 3: 1}
-    grid = Lagging(experiment, lags)
-    with pytest.raises(KeyboardInterrupt):
-        run_rounds(experiment, grid, RunFolder.create(tmp_path / "run", experiment), Crash(grid, 2))
-    grid = Lagging(experiment, lags)
-    folder = RunFolder.open(tmp_path / "run", experiment)
-    summary = run_rounds(experiment, grid, folder, Crash(grid, 0))
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, grid, folder, Wake())
     latest = folder.latest()
     assert latest is not None
-    assert latest[1]["turns"].tolist() == [4] * 4
-    assert latest[1]["version"] == 16
+    assert latest[1]["turns"].tolist() == [4, 4, 4, 4]
+    assert (summary["late"], summary["failures"]) == (1, 0)
+
+
+def test_a_site_that_dies_for_good_misses_all_its_turns(tmp_path: Path) -> None:
+    experiment = free(round_timeout=0.1)
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, Lagging(experiment, {2: 10**9}), folder, Silent())
+    assert summary["failures"] == 4
+    assert summary["failure_kinds"] == {"not asked any more": 3, "no reply in time": 1}
+
+
+def test_when_the_last_living_site_dies_the_run_stops(tmp_path: Path) -> None:
+    experiment = free(round_timeout=0.1)
+
+    class Once(Lagging):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            if replies:
+                self._pulls[3] = 10**9
+            return replies
+
+    grid = Once(experiment, {0: 10**9, 1: 10**9, 2: 10**9})
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    with pytest.raises(EmptyRound, match=r"round 2: no client has replied for 0.1 s"):
+        run_rounds(experiment, grid, folder, Silent())
+
+
+def test_a_reply_from_another_node_does_not_take_a_sites_turn(tmp_path: Path) -> None:
+    experiment = free()
+
+    class Forged(Lagging):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            forged = [copy.deepcopy(reply) for reply in replies]
+            for reply in forged:
+                reply.metadata.__dict__["_src_node_id"] = 99
+            return forged + replies
+
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, Forged(experiment, {}), folder, Silent())
+    assert summary["repeated"] == 16
     assert summary["failures"] == 0
-    if kind == "psgd":
-        assert 3.9 < summary["privacy"]["epsilon_total"] <= 4
+    latest = folder.latest()
+    assert latest is not None
+    assert (latest[1]["version"], latest[1]["turns"].tolist()) == (16, [4] * 4)
+
+
+def test_a_client_that_always_raises_is_counted_every_time(tmp_path: Path) -> None:
+    experiment = free()
+
+    class Raising(Lagging):
+        def _answer(self, identity: str) -> Message:
+            message = self._waiting[identity]
+            reply = super()._answer(identity)
+            broken = message.metadata.dst_node_id == 2 and message.metadata.message_type == "train"
+            return Message(Error(2, "out of memory"), reply_to=message) if broken else reply
+
+    folder = RunFolder.create(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, Raising(experiment, {}), folder, Silent())
+    assert summary["failure_kinds"] == {"out of memory": 4}
+    assert summary["failures"] == 4
+
+
+class Crash(Silent):
+    """Stop after a number of pulls, wherever that is in a round."""
+
+    def __init__(self, grid: Lagging, after: int) -> None:
+        self._grid = grid
+        original, left = grid.pull_messages, [after]
+
+        def pull(message_ids: Iterable[str]) -> Iterable[Message]:
+            left[0] -= 1
+            if not left[0]:
+                raise KeyboardInterrupt
+            return original(message_ids)
+
+        grid.pull_messages = pull  # type: ignore[method-assign]
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        self._grid.save(folder, done)
+
+    def restore(self, folder: Path, done: int) -> None:
+        self._grid.load(folder, done)
+
+
+LAGS = {0: 5, 1: 0, 2: 2, 3: 1}
+
+
+@pytest.mark.parametrize("after", [3, 8, 14, 20])
+def test_a_free_running_run_resumes_and_every_site_takes_all_its_turns(tmp_path: Path, after: int) -> None:
+    experiment = free()
+    grid = Lagging(experiment, LAGS)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(experiment, grid, RunFolder.create(tmp_path / "run", experiment), Crash(grid, after))
+    grid = Lagging(experiment, LAGS)
+    folder = RunFolder.open(tmp_path / "run", experiment)
+    summary = run_rounds(experiment, grid, folder, Crash(grid, -1))
+    latest = folder.latest()
+    assert latest is not None
+    assert (latest[1]["version"], latest[1]["turns"].tolist()) == (16, [4] * 4)
+    assert summary["failures"] == 0
+
+
+@pytest.mark.parametrize("after", [3, 14])
+def test_a_private_free_running_run_is_not_resumed(tmp_path: Path, after: int) -> None:
+    """After a crash its turns would be taken again from another model, with the same noise."""
+    strategy = {"name": "dssgd", "exchange": "free_running", "upload_fraction": 0.1}
+    experiment = small("psgd", rounds=4, strategy=strategy)
+    grid = Lagging(experiment, LAGS)
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(experiment, grid, RunFolder.create(tmp_path / "run", experiment), Crash(grid, after))
+    folder = RunFolder.open(tmp_path / "run", experiment)
+    with pytest.raises(ResumeError, match="released twice and paid once; start a new run"):
+        run_rounds(experiment, Lagging(experiment, LAGS), folder, Silent())

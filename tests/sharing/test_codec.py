@@ -130,6 +130,10 @@ def test_hostile_indices_are_refused() -> None:
         decode(gaps([0, 1, 1, 3, 4, 5, 6, 7, 8, 9], low), size=1000, most=10)
     with pytest.raises(UploadRefused, match="indices: 65 at position 2 is not sorted"):
         decode(gaps([0, 1, 1, 3, 4, 5, 6, 7, 8, 9], [0, 2, 1, *([0] * 7)]), size=1000, most=10)
+    padded = bytearray(gaps(high, low))
+    padded[HEADER + 7] |= 1  # 60 bits take eight bytes
+    with pytest.raises(UploadRefused, match="bits after the last are not zero"):
+        decode(bytes(padded), size=1000, most=10)
     lost = bytearray(gaps(high, low))
     lost[HEADER + 8] = 0
     with pytest.raises(UploadRefused, match="indices: expected 10, found 6"):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fed_dp.errors import UploadRefused
 from fed_dp.sharing.parameter_server import ParameterServer
 from fed_dp.sharing.selection import Selector, largest_values, most_updated, share
 from fed_dp.sharing.update import SparseUpdate
@@ -111,6 +112,12 @@ def test_a_fraction_is_rounded_down_but_never_to_nothing() -> None:
 def test_nothing_above_the_threshold_is_an_empty_update() -> None:
     selector = Selector(3, "random_with_threshold", threshold=1.0)
     assert len(selector.select(np.zeros(10, np.float32), rng=np.random.default_rng(0))) == 0
+
+
+def test_nan_is_refused_not_passed_over() -> None:
+    for count in (1, 2, 4):
+        with pytest.raises(UploadRefused, match="diverged"):
+            largest_values(np.array([1, np.nan, 2, 3, 4], np.float32), count)
 
 
 @pytest.mark.statistical

@@ -40,8 +40,13 @@ def _identity() -> None:
 # ------------------------------------------------------------------- the reference, a whole run
 
 
-def literal(experiment: Experiment) -> reference.Server:
-    """Run the experiment as the paper writes it, with the random choices of the fast path."""
+def literal(experiment: Experiment, faults: dict[tuple[int, int], str] | None = None) -> reference.Server:
+    """Run the experiment as the paper writes it, with the random choices of the fast path.
+
+    `faults[i, round]` says what goes wrong: a participant "dies" before it has trained, or what it
+    uploads "is lost" afterwards.
+    """
+    faults = faults or {}
     options, seed = experiment.strategy, experiment.seed
     assert isinstance(options, Options)
     members = federation(experiment)
@@ -54,12 +59,16 @@ def literal(experiment: Experiment) -> reference.Server:
     states: list[State] = [{} for _ in everybody]
 
     def turn(number: int, i: int, source: reference.Server) -> reference.Selected:
+        if faults.get((i, number)) == "dies":
+            return []
         keys = seeds.generator(seed, "download", number, i).random(len(start))
         participants[i].replace(source.download(options.download_share(i), list(keys)))
         old = np.array(participants[i].w, np.float32)
         fit = trainer.fit(old, Records(*members.client(i), i, number, seed), states[i])
         states[i] = fit.state
         participants[i].move(list(fit.change))
+        if faults.get((i, number)) == "is lost":
+            return []
         theta = options.upload_share(i)
         if options.selection == "largest_values":
             return reference.largest_values(list(fit.change), theta, options.bound)
@@ -179,7 +188,7 @@ def test_garbage_is_refused_by_name_and_leaves_the_state_untouched(
         strategy.aggregate_train(1, replies + ([upload(questions[2], change)] if bad else []))
     for key, value in good.state().items():
         assert value.tobytes() == with_bad.state()[key].tobytes()
-    assert re.search(says, with_bad.tally.failed[2])
+    assert re.search(says, with_bad.tally.failed[2, 1])
 
 
 def test_a_download_holds_the_most_updated_parameters() -> None:

@@ -85,6 +85,10 @@ def ones(factor: float = 1.0) -> np.ndarray:
     return np.full(SIZE, factor, np.float32)
 
 
+def some(count: int) -> SparseUpdate:
+    return SparseUpdate(np.arange(count), np.ones(count, np.float32), SIZE)
+
+
 def averaging(**options: Any) -> Averaging:
     return Averaging(np.zeros(SIZE, np.float32), SITES, **options)
 
@@ -116,6 +120,7 @@ def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
         (np.array([0, np.inf, 0, 0], np.float32), {}, "inf at position 1"),
         (np.zeros(5, np.float32), {}, "size: expected 4 parameters, found 5"),
         (b"\x93NUMPY...........", {}, "not an update"),
+        *((some(k), {}, f"too few: {k} coordinates, all 4 are expected") for k in (0, 1, 2)),
         (ones(), {"turn": 9}, "round = 9: the site was asked for round 1"),
         (ones(), {"records": 10**9}, "announced 30"),
         (ones(), {"records": -30}, "announced 30"),
@@ -134,7 +139,7 @@ def test_a_bad_upload_is_refused_by_name_and_changes_nothing(
     replies = [upload(q, ones()) for q in questions[:2]] + [upload(questions[2], change, **options)]
     with_bad.aggregate_train(1, replies)
     assert with_bad.weights.tobytes() == good.weights.tobytes()
-    assert says in with_bad.tally.failed[2]
+    assert says in with_bad.tally.failed[2, 1]
     assert with_bad.tally.uploads == 2
 
 
@@ -146,13 +151,13 @@ def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_count
     failed = Message(Error(2, "it hurts"), reply_to=questions[2])
     with pytest.raises(EmptyRound, match=r"round 1: none of 3 clients uploaded; client 0: not an upload"):
         strategy.aggregate_train(1, [empty, broken, failed])
-    assert "truncated" in strategy.tally.failed[1]
-    assert strategy.tally.failed[2] == "it hurts"
+    assert "truncated" in strategy.tally.failed[1, 1]
+    assert strategy.tally.failed[2, 1] == "it hurts"
     questions = asked(strategy, 2)
     foreign = upload(questions[0], ones())
     foreign.metadata.__dict__["_src_node_id"] = 99
     strategy.aggregate_train(2, [upload(questions[0], ones()), foreign])
-    assert strategy.tally.failed == {1: "no reply in time", 2: "no reply in time"}
+    assert strategy.tally.failed == {(1, 2): "no reply in time", (2, 2): "no reply in time"}
     assert strategy.tally.repeated == 1
 
 
@@ -162,7 +167,7 @@ def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> No
     about = Message(Error(5, "node unavailable"), reply_to=questions[1])
     about.metadata.__dict__["_src_node_id"] = 1  # it comes from the SuperLink
     strategy.aggregate_train(1, [upload(questions[0], ones()), about, upload(questions[2], ones())])
-    assert strategy.tally.failed == {1: "node unavailable"}
+    assert strategy.tally.failed == {(1, 1): "node unavailable"}
 
 
 def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
@@ -187,7 +192,7 @@ def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
 )
 def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, turn: int, says: str) -> None:
     strategy = private([] if client is None else [released(client=client, turn=turn)])
-    assert says in strategy.tally.failed[1]
+    assert says in strategy.tally.failed[1, 1]
     assert sorted(event.client for event in strategy.tally.events) == [0, 2]
 
 
@@ -219,8 +224,8 @@ def test_an_upload_of_an_earlier_round_is_not_counted_again() -> None:
     assert strategy.weights.tobytes() == before.tobytes()
     assert strategy.tally.repeated == 1
     assert strategy.tally.failed == {
-        0: "round = 1: the site was asked for round 2",
-        1: "no reply in time",
+        (0, 2): "round = 1: the site was asked for round 2",
+        (1, 2): "no reply in time",
     }
 
 
