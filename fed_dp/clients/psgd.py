@@ -18,10 +18,11 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from fed_dp import seeds
-from fed_dp.accounting import Event, SampledGaussian, epsilon, noise_multiplier
+from fed_dp.accounting import Event, SampledGaussian, epsilon
 from fed_dp.clients.trainer import Fit, Site, State
 from fed_dp.errors import BudgetExceeded, ModelError, PrivacyError
 from fed_dp.experiment import Psgd
+from fed_dp.experiment.release import psgd_release
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.sharing.update import LARGEST
 
@@ -51,12 +52,7 @@ class PsgdTrainer:
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
         self._config, self._net = config, net
         self._budget, self._delta = budget_epsilon, delta
-        self._sigma = noise_multiplier(
-            epsilon=budget_epsilon,
-            delta=delta,
-            sample_rate=config.sample_rate,
-            steps=rounds * config.steps_per_round,
-        )
+        self._release = psgd_release(config, budget_epsilon=budget_epsilon, delta=delta, rounds=rounds)
         ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
         self._module = (
             GradSampleModuleFastGradientClipping(net.network, max_grad_norm=config.clip, use_ghost_clipping=True)
@@ -66,9 +62,8 @@ class PsgdTrainer:
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Meter the round, then run its noisy steps."""
-        config, net = self._config, self._net
-        release = SampledGaussian(self._sigma, config.sample_rate, config.steps_per_round)
-        past = _history(state)
+        net = self._net
+        release, past = self._release, _history(state)
         total = epsilon([*past, release], delta=self._delta)
         if total > self._budget:
             raise BudgetExceeded(
@@ -98,7 +93,7 @@ class PsgdTrainer:
         make = DPOptimizerFastGradientClipping if ghost else DPOptimizer
         optimizer = make(
             torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
-            noise_multiplier=self._sigma,
+            noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=config.sample_rate * len(site.y),
             generator=noise,

@@ -17,6 +17,7 @@ from fed_dp.errors import ResumeError
 from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation, federation
+from fed_dp.experiment.release import agreed_release
 from fed_dp.models import Evaluator, Vector, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
@@ -118,7 +119,7 @@ def _strategy(experiment: Experiment, weights: Vector, sites: Sequence[Site]) ->
     options: dict[str, Any] = {
         "fraction": experiment.clients.fraction,
         "seed": experiment.seed,
-        "private": experiment.private,
+        "release": agreed_release(experiment),
     }
     if isinstance(experiment.strategy, DssgdOptions):
         options["options"] = experiment.strategy

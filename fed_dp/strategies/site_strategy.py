@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fed_dp import seeds
-from fed_dp.accounting import Event, from_json
+from fed_dp.accounting import Event, SampledGaussian, from_json
 from fed_dp.errors import EmptyRound, FedDpError, RunError, UploadRefused
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
@@ -83,11 +83,11 @@ class SiteStrategy(Strategy):
         *,
         fraction: float = 1.0,
         seed: int = 0,
-        private: bool = False,
+        release: SampledGaussian | None = None,
     ) -> None:
         self.weights = weights
         self.sites = tuple(sites)
-        self.fraction, self.seed, self.private = fraction, seed, private
+        self.fraction, self.seed, self.release = fraction, seed, release
         self.tally = Tally()
         self._asked: list[Question] = []
         self._whole: ArrayRecord | None = None
@@ -262,14 +262,16 @@ class SiteStrategy(Strategy):
 
     def _book(self, question: Question, text: str) -> None:
         events = from_json(text)
+        if len(events) != (self.release is not None):
+            raise UploadRefused(f"{len(events)} events: a private upload has one, another has none")
         for event in events:
             if (event.client, event.round) != (question.site.client, question.turn):
                 raise UploadRefused(
                     f"an event of client {event.client}, round {event.round} in the upload of client "
                     f"{question.site.client}, round {question.turn}"
                 )
-        if bool(events) != self.private:
-            raise UploadRefused("a private upload needs events, another may have none")
+            if event.release != self.release:
+                raise UploadRefused(f"it released {event.release}, agreed was {self.release}")
         self.tally.events += events
 
 

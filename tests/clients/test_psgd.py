@@ -15,7 +15,7 @@ from fed_dp.clients import psgd
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.trainer import Site
 from fed_dp.errors import ModelError
-from fed_dp.experiment import Psgd
+from fed_dp.experiment import Psgd, release
 from fed_dp.models import FlatNetwork
 
 BUDGET, DELTA, ROUNDS = 4.0, 1e-5, 3
@@ -63,14 +63,14 @@ def check_noise(gradients: str) -> None:
 
 def halve_the_noise(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
-    patch.setattr(psgd, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
+    patch.setattr(release, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
     patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)  # and silence the meter
 
 
 def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
     patch.setattr(
-        psgd, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS})
+        release, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS})
     )
     patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
 
@@ -109,7 +109,7 @@ def check_clipping(gradients: str, clip: float = 0.5) -> None:
 
 
 def without_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(psgd, "noise_multiplier", lambda **_: 1e-3)
+    patch.setattr(release, "noise_multiplier", lambda **_: 1e-3)
     patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
 
 

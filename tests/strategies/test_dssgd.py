@@ -146,9 +146,9 @@ def test_a_run_equals_figures_3_and_4_written_out(
 # --------------------------------------------------------------------------------- the server
 
 
-def dssgd(size: int = SIZE, private: bool = False, **options: Any) -> Dssgd:
+def dssgd(size: int = SIZE, **options: Any) -> Dssgd:
     settings_ = Options(name="dssgd", **{"upload_fraction": 0.5, "exchange": "parallel", **options})
-    return Dssgd(np.zeros(size, np.float32), SITES, options=settings_, private=private)
+    return Dssgd(np.zeros(size, np.float32), SITES, options=settings_)
 
 
 def part(*indices: int, value: float = 1.0) -> SparseUpdate:

@@ -24,8 +24,10 @@ SIZE = 4
 SITES = [Site(node=10 + k, client=k, records=10 * (k + 1)) for k in range(3)]
 
 
-def released(*, client: int, turn: int = 1) -> Event:
-    release = SampledGaussian(1.0, 0.1, 10)
+AGREED = SampledGaussian(1.0, 0.1, 10)
+
+
+def released(*, client: int, turn: int = 1, release: SampledGaussian = AGREED) -> Event:
     return Event(release, turn, client, "record", "add/remove one", "proved", "because")
 
 
@@ -125,7 +127,7 @@ def test_the_result_does_not_depend_on_the_order_of_replies() -> None:
         (ones(), {"records": 10**9}, "announced 30"),
         (ones(), {"records": -30}, "announced 30"),
         (ones(), {"events": "junk"}, "events are malformed"),
-        (ones(), {"events": to_json([released(client=2)])}, "another may have none"),
+        (ones(), {"events": to_json([released(client=2)])}, "another has none"),
         (np.full(SIZE, 3e38, np.float32), {}, "within"),
     ],
 )
@@ -172,7 +174,7 @@ def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> No
 
 def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
     """A private round in which client 1 sends these events; the others send what they should."""
-    strategy = averaging(private=True)
+    strategy = averaging(release=AGREED)
     replies = []
     for question, site in zip(asked(strategy), SITES, strict=True):
         one = site.client == 1
@@ -185,7 +187,7 @@ def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
 @pytest.mark.parametrize(
     ("client", "turn", "says"),
     [
-        (None, 1, "a private upload needs events"),
+        (None, 1, "0 events: a private upload has one"),
         (2, 1, "an event of client 2, round 1 in the upload of client 1"),
         (1, 7, "round 7 in the upload of client 1, round 1"),
     ],
@@ -194,6 +196,16 @@ def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, t
     strategy = private([] if client is None else [released(client=client, turn=turn)])
     assert says in strategy.tally.failed[1, 1]
     assert sorted(event.client for event in strategy.tally.events) == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "release", [SampledGaussian(1e6, 0.1, 10), SampledGaussian(0.25, 1.0, 10**6), SampledGaussian(1.0, 0.1, 9)]
+)
+def test_a_site_cannot_claim_another_release_than_was_agreed(release: SampledGaussian) -> None:
+    strategy = private([released(client=1, release=release)])
+    assert "agreed was SampledGaussian(noise_multiplier=1.0" in strategy.tally.failed[1, 1]
+    strategy = private([released(client=1)] * 1000)
+    assert "1000 events: a private upload has one" in strategy.tally.failed[1, 1]
 
 
 def test_what_a_refused_upload_released_is_booked_all_the_same() -> None:
