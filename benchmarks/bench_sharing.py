@@ -18,7 +18,7 @@ import numpy as np
 from fed_dp.sharing.codec import decode, encode, information_bound
 from fed_dp.sharing.parameter_server import ParameterServer
 from fed_dp.sharing.selection import Selector, share
-from fed_dp.sharing.update import Indices
+from fed_dp.sharing.update import Indices, Vector
 
 SIZE = 140_106
 REPEATS = 300
@@ -61,17 +61,21 @@ def main() -> None:
             ratio=len(data) / bound,
             limit=1.15,
         )
-        if fraction != 0.01:
-            continue
-        server = ParameterServer(np.zeros(SIZE, np.float32))
-        kept = Selector(count)
-        baseline, ours, back = alternate(
-            lambda: np.argpartition(change, SIZE - count),  # noqa: B023
-            lambda: encode(kept.select(change, rng=rng)),  # noqa: B023
-            lambda: server.upload(decode(data, size=SIZE, most=count)),  # noqa: B023
-        )
-        for name, value, limit in (("select-encode", ours, 2.5), ("decode-add", back, 1.0)):
-            entries.add(name, value=value, unit="µs", baseline=baseline, ratio=value / baseline, limit=limit)
+        if fraction == 0.01:
+            times(change, selector, data)
+
+
+def times(change: Vector, selector: Selector, data: bytes) -> None:
+    rng = np.random.default_rng(1)
+    count = selector.count
+    server = ParameterServer(np.zeros(SIZE, np.float32))
+    baseline, ours, back = alternate(
+        lambda: np.argpartition(change, SIZE - count),
+        lambda: encode(selector.select(change, rng=rng)),
+        lambda: server.upload(decode(data, size=SIZE, most=count)),
+    )
+    for name, value, limit in (("select-encode", ours, 2.5), ("decode-add", back, 1.0)):
+        entries.add(name, value=value, unit="µs", baseline=baseline, ratio=value / baseline, limit=limit)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from fed_dp.accounting import to_json
 from fed_dp.clients import device
-from fed_dp.clients.participant import Participant, local_after
+from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Site, State, Trainer
 from fed_dp.errors import PrivacyError, RunError
@@ -97,7 +97,8 @@ def train(message: Message, context: Context) -> Message:
         raise
     _keep_state(context, fit.state)
     if participant.keeps_local:
-        context.state[LOCAL] = ArrayRecord({LOCAL: Array(local_after(weights, fit.change))})
+        own = weights + fit.change  # all of the change stays here, uploaded or not
+        context.state[LOCAL] = ArrayRecord({LOCAL: Array(own)})
     told = {
         names.ROUND: turn,
         names.EVENTS: to_json(fit.events),

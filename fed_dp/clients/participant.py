@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from fed_dp import seeds
 from fed_dp.errors import RunError, UploadRefused
 from fed_dp.experiment import Dssgd, Experiment
@@ -55,8 +53,3 @@ class Participant:
             return encode(whole)
         rng = seeds.generator(seed, "selection", turn, client)
         return encode(self.selector.select(change, rng=rng), precision=self.precision)
-
-
-def local_after(weights: Vector, change: Vector) -> Vector:
-    """Return the local parameters after training; all of the change stays, uploaded or not."""
-    return np.add(weights, change)
