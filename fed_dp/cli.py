@@ -82,7 +82,12 @@ def simulate(
         bool,
         typer.Option("--resume", help="Go on with the newest unfinished run of this experiment."),
     ] = False,
-    engine: Annotated[str, typer.Option(help="ray: many processes; in-process: one, for tiny runs.")] = "ray",
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="ray: many processes; in-process: this one; auto: ray, unless clients train one at a time."
+        ),
+    ] = "auto",
     runs: Annotated[Path, typer.Option(help="Where run folders are made.")] = Path("runs"),
     as_json: Annotated[
         bool,
@@ -91,8 +96,8 @@ def simulate(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run an experiment as a federated simulation and report accuracy, cost and privacy."""
-    if engine not in ("ray", "in-process"):
-        raise ConfigError(f"--engine = {engine!r}: expected 'ray' or 'in-process'")
+    if engine not in ("auto", "ray", "in-process"):
+        raise ConfigError(f"--engine = {engine!r}: expected 'auto', 'ray' or 'in-process'")
     name, variants, folder = _what_to_run(experiment, settings or [], resume, profile)
     from fed_dp.simulations.study import run_study, to_resume
 

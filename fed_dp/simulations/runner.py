@@ -12,12 +12,13 @@ from flwr.app import Context, RecordDict
 from fed_dp.clients.registry import make_trainer
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
+from fed_dp.sharing.exchange import IN_TURN
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
 from fed_dp.strategies.app import RUN_FOLDER, make_server_app
 from fed_dp.strategies.rounds import Observer
 from fed_dp.strategies.run_folder import Line, RunFolder, new_path
 
-Engine = Literal["ray", "in-process"]
+Engine = Literal["auto", "ray", "in-process"]
 
 
 class _WithClients:
@@ -44,6 +45,18 @@ class _WithClients:
         self._observer.stop()
 
 
+def engine_for(engine: Engine, experiment: Experiment) -> Engine:
+    """Return where an experiment runs. `auto` is Ray, unless clients train one at a time anyway.
+
+    Then this process does it without the way to another and back, a third of a turn of DSSGD's MLP.
+    A GPU or a cluster that the experiment asks for is Ray's.
+    """
+    if engine != "auto":
+        return engine
+    alone = experiment.nodes == 1 or getattr(experiment.strategy, "exchange", "parallel") in IN_TURN
+    return "in-process" if alone and not experiment.clients.gpus and not experiment.ray.address else "ray"
+
+
 def check(experiment: Experiment) -> None:
     """Tell of wrong data, an impossible partition, network or budget before anything is started."""
     make_trainer(experiment, federation(experiment).dataset)
@@ -53,7 +66,7 @@ def simulate(
     experiment: Experiment,
     *,
     observer: Observer,
-    engine: Engine = "ray",
+    engine: Engine = "auto",
     root: Path = Path("runs"),
     folder: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
@@ -66,21 +79,22 @@ def simulate(
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
         return path, done.summary()
     config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
-    with _grid(engine, experiment, config) as grid:
+    with _grid(engine_for(engine, experiment), experiment, config) as grid:
         app = make_server_app(_WithClients(observer, grid))
         app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
     return path, RunFolder(path).summary()
 
 
 @contextmanager
-def session(engine: Engine, experiment: Experiment) -> Iterator[None]:
-    """Hold one Ray session for several runs; with the in-process engine there is none."""
-    if engine == "in-process":
+def session(engine: Engine, *experiments: Experiment) -> Iterator[None]:
+    """Hold one Ray session for several runs, if any of them runs on Ray."""
+    on_ray = [e for e in experiments if engine_for(engine, e) == "ray"]
+    if not on_ray:
         yield
         return
     from fed_dp.simulations.ray_grid import ray_session
 
-    with ray_session(experiment.ray.address):
+    with ray_session(on_ray[0].ray.address):
         yield
 
 

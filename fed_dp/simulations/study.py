@@ -32,7 +32,7 @@ def run_study(
     variants: Variants,
     *,
     observe: Callable[[], Observer],
-    engine: Engine = "ray",
+    engine: Engine = "auto",
     root: Path = Path("runs"),
     folder: Path | None = None,
 ) -> tuple[Path, dict[str, Any]]:
@@ -48,7 +48,7 @@ def run_study(
     if not alone:
         _begin(path, name, variants)
     results: dict[str, dict[str, Any]] = {}
-    with session(engine, next(iter(variants.values()))):
+    with session(engine, *variants.values()):
         for variant, experiment in variants.items():
             own = path if alone else path / variant
             _, results[variant] = simulate(experiment, observer=observe(), engine=engine, folder=own)

@@ -15,7 +15,7 @@ from fed_dp.clients import app as client_app
 from fed_dp.errors import EmptyRound, PartitionError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import _LOADED
-from fed_dp.simulations.runner import simulate
+from fed_dp.simulations.runner import engine_for, simulate
 from fed_dp.simulations.study import run_study, to_resume, variants_of
 from fed_dp.strategies.app import _UnderFlower
 from fed_dp.strategies.rounds import Silent
@@ -58,6 +58,28 @@ def test_a_run_folder_holds_what_the_design_says(kind: str, tmp_path: Path) -> N
         assert 3.9 < summary["privacy"]["epsilon_total"] <= 4.0
         assert summary["privacy"]["guarantee"] == "proved"
         assert lines[0]["epsilon"]["max"] < lines[1]["epsilon"]["max"] == summary["privacy"]["epsilon_total"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "clients", "expected"),
+    [
+        ({"name": "averaging"}, {}, "ray"),
+        ({"name": "centralised"}, {}, "in-process"),
+        ({"name": "standalone"}, {}, "ray"),
+        ({"name": "dssgd"}, {}, "in-process"),
+        ({"name": "dssgd", "exchange": "parallel"}, {}, "ray"),
+        ({"name": "dssgd", "exchange": "free_running"}, {}, "ray"),
+        ({"name": "dssgd"}, {"gpus": 1.0}, "ray"),
+        ({"name": "averaging"}, {"count": 1}, "in-process"),
+    ],
+)
+def test_where_a_run_goes_by_itself(
+    strategy: dict[str, Any], clients: dict[str, Any], expected: str
+) -> None:
+    experiment = small(strategy=strategy, clients={"count": 4, **clients})
+    assert engine_for("auto", experiment) == expected
+    assert engine_for("ray", experiment) == "ray"
+    assert engine_for("in-process", experiment) == "in-process"
 
 
 def test_the_same_seed_gives_the_same_result_and_another_does_not(tmp_path: Path) -> None:
