@@ -113,6 +113,16 @@ def test_the_baselines_run(strategy: str, tmp_path: Path) -> None:
     assert lines[-1]["accuracy"] > lines[0]["accuracy"]
 
 
+def test_sharing_a_tenth_in_turn_is_near_pooling_and_far_above_training_alone(tmp_path: Path) -> None:
+    trainer = {"name": "sgd", "learning_rate": 0.2, "batch_size": 16}
+    best = {}
+    for name in ("centralised", "dssgd", "standalone"):
+        experiment = small(rounds=25, clients={"count": 30}, trainer=trainer, strategy={"name": name})
+        best[name] = run(experiment, tmp_path / name)[1]["accuracy"]["best"]
+    assert best["dssgd"] > best["centralised"] - 0.02
+    assert best["dssgd"] > best["standalone"] + 0.08
+
+
 class StopAfter(Silent):
     """Die in round `last`, before or after its checkpoint."""
 
