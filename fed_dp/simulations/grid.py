@@ -122,6 +122,7 @@ class InProcessGrid(SimulationGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Queue the messages."""
+        messages = list(messages)
         ids = [self.stamp(message) for message in messages]
         self._waiting |= dict(zip(ids, messages, strict=True))
         return ids
@@ -134,7 +135,7 @@ class InProcessGrid(SimulationGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Answer the messages; nothing can be late."""
-        return [self._answer(i) for i in self.push_messages(list(messages))]
+        return [self._answer(i) for i in self.push_messages(messages)]
 
     def _answer(self, identity: str) -> Message:
         message = self._waiting.pop(identity)

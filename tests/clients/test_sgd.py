@@ -11,6 +11,11 @@ from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork
 
 
+def records() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(30, 64)).astype(np.float32), rng.integers(0, 10, 30)
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -23,9 +28,7 @@ from fed_dp.models import FlatNetwork
 )
 def test_the_written_out_step_equals_torch_optim(options: dict[str, float]) -> None:
     config = Sgd(learning_rate=0.1, batch_size=7, **options)  # type: ignore[arg-type]
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(30, 64)).astype(np.float32)
-    y = rng.integers(0, 10, 30)
+    x, y = records()
     net = FlatNetwork("small-mlp", (64,), 10)
     start = net.weights()
     fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})
@@ -64,9 +67,7 @@ def test_the_decay_of_the_learning_rate_goes_on_over_rounds() -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_selective_sgd_changes_only_the_largest_share_in_each_step(theta: float, momentum: float) -> None:
     config = Sgd(learning_rate=0.1, momentum=momentum, batch_size=7, update_fraction=theta)
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(30, 64)).astype(np.float32)
-    y = rng.integers(0, 10, 30)
+    x, y = records()
     net = FlatNetwork("small-mlp", (64,), 10)
     start = net.weights()
     fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})

@@ -147,6 +147,16 @@ class Lagging(InProcessGrid):
         return self.pull_messages(self.push_messages(messages))
 
 
+class Wake(Silent):
+    """After every round, client 0 answers at once."""
+
+    def __init__(self, grid: Lagging) -> None:
+        self._grid = grid
+
+    def round_done(self, line: Line) -> None:
+        self._grid._pulls[0] = 0
+
+
 def free(**changes: Any) -> Experiment:
     strategy = {"name": "dssgd", "exchange": "free_running", "upload_fraction": 0.1}
     return small(strategy=strategy, **{"rounds": 4, **changes})
@@ -170,13 +180,8 @@ def test_nobody_waits_and_staleness_is_recorded(tmp_path: Path) -> None:
 def test_a_silent_site_holds_nobody_back_and_is_still_added_when_it_comes(tmp_path: Path) -> None:
     experiment = free(round_timeout=0.5)
     grid = Lagging(experiment, {0: 10**9, 1: 7, 2: 7, 3: 7})
-
-    class Wake(Silent):
-        def round_done(self, line: Line) -> None:
-            grid._pulls[0] = 0
-
     folder = RunFolder.create(tmp_path / "run", experiment)
-    summary = run_rounds(experiment, grid, folder, Wake())
+    summary = run_rounds(experiment, grid, folder, Wake(grid))
     lines = folder.lines()
     assert lines[0]["failures"] == {"0": "no reply in time"}
     latest = folder.latest()
@@ -191,13 +196,8 @@ def test_a_silent_site_holds_nobody_back_and_is_still_added_when_it_comes(tmp_pa
 def test_a_site_that_wakes_when_all_others_are_done_is_still_added(tmp_path: Path) -> None:
     experiment = free(round_timeout=0.2)
     grid = Lagging(experiment, {0: 10**9})
-
-    class Wake(Silent):
-        def round_done(self, line: Line) -> None:
-            grid._pulls[0] = 0
-
     folder = RunFolder.create(tmp_path / "run", experiment)
-    summary = run_rounds(experiment, grid, folder, Wake())
+    summary = run_rounds(experiment, grid, folder, Wake(grid))
     latest = folder.latest()
     assert latest is not None
     assert latest[1]["turns"].tolist() == [4, 4, 4, 4]

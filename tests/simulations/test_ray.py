@@ -91,7 +91,7 @@ class KillAnActor(Silent):
 
 
 @pytest.mark.parametrize(
-    ("kind", "strategy"), [("sgd", "averaging"), ("psgd", "averaging")]
+    ("kind", "strategy"), [("sgd", "averaging"), ("psgd", "averaging"), ("psgd", "round robin")]
 )
 def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
     kind: str, strategy: str, tmp_path: Path
