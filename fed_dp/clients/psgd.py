@@ -55,7 +55,9 @@ class PsgdTrainer:
         self._release = psgd_release(config, budget_epsilon=budget_epsilon, delta=delta, rounds=rounds)
         ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
         self._module = (
-            GradSampleModuleFastGradientClipping(net.network, max_grad_norm=config.clip, use_ghost_clipping=True)
+            GradSampleModuleFastGradientClipping(
+                net.network, max_grad_norm=config.clip, use_ghost_clipping=True
+            )
             if ghost
             else GradSampleModule(net.network)
         )
@@ -77,7 +79,9 @@ class PsgdTrainer:
         history = [SampledGaussian(*entry) for entry in accountant.history]
         taken = sum(r.steps for r in history) - sum(r.steps for r in past)
         if taken != release.steps:
-            raise PrivacyError(f"Opacus counted {taken} steps, {release.steps} were charged; nothing was sent")
+            raise PrivacyError(
+                f"Opacus counted {taken} steps, {release.steps} were charged; nothing was sent"
+            )
         event = Event(
             release, site.round, site.client, "record", "add/remove one", guarantee="proved", reason=REASON
         )
@@ -102,7 +106,10 @@ class PsgdTrainer:
         loss = DPLossFastGradientClipping(module, optimizer, nn.NLLLoss(), "mean") if ghost else nn.NLLLoss()
         x, y = torch.from_numpy(site.x).to(net.device), torch.from_numpy(site.y).to(net.device)
         batches = UniformWithReplacementSampler(
-            num_samples=len(y), sample_rate=config.sample_rate, generator=sampling, steps=config.steps_per_round
+            num_samples=len(y),
+            sample_rate=config.sample_rate,
+            generator=sampling,
+            steps=config.steps_per_round,
         )
         module.train()
         with warnings.catch_warnings():  # the first layer's inputs need no gradient, as they should

@@ -51,7 +51,7 @@ class SgdTrainer:
 
     @torch.no_grad()
     def _step(self, gradients: tuple[Tensor, ...], taken: int, velocity: list[Tensor]) -> None:
-        """w −= η v with v = μ v + g + λ w; η falls as 1 / (1 + decay · steps taken)."""
+        """Move by −η v with v = μ v + g + λ w; η falls as 1 / (1 + decay · steps taken)."""
         config, parameters = self._config, self._net.parameters
         rate = config.learning_rate / (1 + config.learning_rate_decay * taken)
         moves = list(gradients)
@@ -70,7 +70,7 @@ class SgdTrainer:
             torch._foreach_add_(parameters, moves, alpha=-rate)
 
     def _selective(self, moves: list[Tensor], rate: float) -> None:
-        """Apply the largest moves of all layers together. (torch.topk takes four times as long.)"""
+        """Apply the largest moves of all layers together (torch.topk takes four times as long)."""
         flat = self._net.flat
         move = torch.cat([m.reshape(-1) for m in moves])
         chosen = largest_values(move.cpu().numpy(), share(self._config.update_fraction, flat.numel()))

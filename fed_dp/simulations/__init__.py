@@ -1,0 +1,1 @@
+"""Federated simulations: our Grid in process and on Ray, studies, progress, report."""

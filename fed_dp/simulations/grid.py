@@ -56,7 +56,9 @@ class SimulationGrid(Grid):
         identify()
         self._run = Run.create_empty(RUN_ID)
         self.contexts = {
-            node: Context(RUN_ID, node, {PARTITION: node - 1, "num-partitions": nodes}, RecordDict(), run_config)
+            node: Context(
+                RUN_ID, node, {PARTITION: node - 1, "num-partitions": nodes}, RecordDict(), run_config
+            )
             for node in range(1, nodes + 1)
         }
 
@@ -78,7 +80,12 @@ class SimulationGrid(Grid):
         return self._run
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         """Create a message (deprecated by Flower in favour of `Message(...)`)."""
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
@@ -133,7 +140,9 @@ class InProcessGrid(SimulationGrid):
         first = next((i for i in self._waiting if i in wanted), None)
         return [] if first is None else [self._answer(first)]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Answer the messages; nothing can be late."""
         return [self._answer(i) for i in self.push_messages(messages)]
 

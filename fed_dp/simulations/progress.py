@@ -48,7 +48,9 @@ class ProgressBar(Silent):
         self._bytes[0] += line["bytes"]["uploaded"]
         self._bytes[1] += line["bytes"]["downloaded"]
         traffic = f"↑ {self._bytes[0] / 1e6:.1f} ↓ {self._bytes[1] / 1e6:.1f} MB"
-        self._bar.update(self._task, completed=line["round"], status=f"{self._accuracy} · {spent} · {traffic}")
+        self._bar.update(
+            self._task, completed=line["round"], status=f"{self._accuracy} · {spent} · {traffic}"
+        )
         if line["round"] == self._bar.tasks[0].total:
             self.stop()  # the next variant has a bar of its own
 

@@ -104,6 +104,7 @@ class Worker:
         self._common: dict[Any, ArrayRecord] = {}  # records of this round
 
     def answer(self, jobs: list[tuple[_Parcel, Context]]) -> list[Job]:
+        """Answer a batch."""
         return [answer(self._app, self._unpack(parcel), context) for parcel, context in jobs]
 
     def _unpack(self, parcel: _Parcel) -> Message:
@@ -144,7 +145,9 @@ def _room(*, cpus: float, gpus: float) -> int:
                 f"{key} = {each:g}: this Ray has {most:g} {kind}(s) on its largest machine; "
                 f"allowed: at most {most:g}"
             )
-    return sum(min(_share(node.get("CPU", 0.0), cpus), _shared_gpus(node.get("GPU", 0.0), gpus)) for node in nodes)
+    return sum(
+        min(_share(node.get("CPU", 0.0), cpus), _shared_gpus(node.get("GPU", 0.0), gpus)) for node in nodes
+    )
 
 
 def _share(there: float, each: float) -> int:
@@ -203,7 +206,9 @@ class RayGrid(SimulationGrid):
         self._collect(0 if self._replies else 0.05)
         return [self._take(i) for i in message_ids if i in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         """Wait for all replies or for the timeout; a reply that comes later is dropped."""
         ids = list(self.push_messages(messages))
         deadline = math.inf if timeout is None else time.monotonic() + timeout

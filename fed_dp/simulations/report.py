@@ -14,8 +14,10 @@ from fed_dp.strategies.run_folder import Line, write_atomically
 Summary = Mapping[str, Any]
 
 _STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-table { border-collapse: collapse; width: 100% } th, td { padding: .35rem .6rem; border-bottom: 1px solid #ddd }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
+  color: #222 }
+table { border-collapse: collapse; width: 100% }
+th, td { padding: .35rem .6rem; border-bottom: 1px solid #ddd }
 th { text-align: left } td.number { text-align: right; font-variant-numeric: tabular-nums }
 svg { max-width: 100%; height: auto } small { color: #666 }
 """

@@ -96,4 +96,3 @@ def _begin(path: Path, name: str, variants: Variants) -> None:
             write_atomically(path / STUDY, json.dumps(content, indent=2).encode())
         except OSError as error:
             raise RunError(f"run folder {path} cannot be written: {error.strerror}") from None
-

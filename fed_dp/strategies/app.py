@@ -26,7 +26,9 @@ class PlainLines(Silent):
     def started(self, experiment: Experiment, folder: Path, done: int) -> None:
         """Say what runs where."""
         again = f", resumed after round {done}" if done else ""
-        self._say(f"{experiment.name}: {experiment.rounds} rounds, {experiment.nodes} clients{again}; {folder}")
+        self._say(
+            f"{experiment.name}: {experiment.rounds} rounds, {experiment.nodes} clients{again}; {folder}"
+        )
         self._rounds, self._budget = experiment.rounds, experiment.privacy.budget_epsilon
 
     def round_done(self, line: Line) -> None:

@@ -39,19 +39,19 @@ class Observer(Protocol):
     """Who watches a run: a progress bar, a log, a checkpoint of the clients."""
 
     def started(self, experiment: Experiment, folder: Path, done: int) -> None:
-        """The run begins (done = 0) or resumes after round `done`."""
+        """Note that the run begins (done = 0) or resumes after round `done`."""
 
     def round_done(self, line: Line) -> None:
-        """A round is over; its line is in metrics.jsonl."""
+        """Note that a round is over; its line is in metrics.jsonl."""
 
     def checkpoint(self, folder: Path, done: int) -> None:
         """Round `done` is about to be checkpointed: write now what must be as old as it."""
 
     def restore(self, folder: Path, done: int) -> None:
-        """The run resumes after round `done`: read back what `checkpoint` wrote."""
+        """Read back what `checkpoint` wrote: the run resumes after round `done`."""
 
     def stop(self) -> None:
-        """The run is over, whichever way."""
+        """Note that the run is over, whichever way."""
 
 
 class Silent:

@@ -1,10 +1,11 @@
 """A run folder: what a run leaves behind, written so that a crash at any moment loses one round.
 
-    experiment.toml   the resolved experiment, with its digest
-    metrics.jsonl     one line per round, flushed
-    data.sha256       which records it is about
-    checkpoint/       server state after the last finished round
-    summary.json      the result; its presence says that the run is finished
+experiment.toml   the resolved experiment, with its digest
+metrics.jsonl     one line per round, flushed
+data.sha256       which records it is about
+checkpoint/       server state after the last finished round
+ledgers.sqlite    what each private client has spent
+summary.json      the result; its presence says that the run is finished
 """
 
 from __future__ import annotations
@@ -128,7 +129,9 @@ class RunFolder:
             with found[-1].open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
                 return int(found[-1].stem.rpartition("-")[2]), dict(archive)
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-            raise ResumeError(f"{found[-1]} is damaged ({error}): delete it and resume, or start anew") from None
+            raise ResumeError(
+                f"{found[-1]} is damaged ({error}): delete it and resume, or start anew"
+            ) from None
 
     def summary(self) -> dict[str, Any]:
         """Read the summary of a finished run."""

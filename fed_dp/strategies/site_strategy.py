@@ -165,7 +165,9 @@ class SiteStrategy(Strategy):
             identity = reply.metadata.reply_to_message_id or "?"
             question = waiting.get(identity)
             # An error about a dead node comes from the SuperLink: only the message tells whose it is.
-            if question is None or not (reply.has_error() or reply.metadata.src_node_id == question.site.node):
+            if question is None or not (
+                reply.has_error() or reply.metadata.src_node_id == question.site.node
+            ):
                 self.tally.repeated += 1
                 continue
             answered.append(waiting.pop(identity))

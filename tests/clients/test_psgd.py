@@ -52,7 +52,9 @@ def check_noise(gradients: str) -> None:
     settings = config(gradients=gradients, learning_rate=1e-6)
     one = trainer(settings)
     weights = np.zeros(one._net.size, np.float32)
-    draws = [one.fit(weights, site(1, x=np.zeros((RECORDS, 64), np.float32), seed=s), {}).change for s in range(20)]
+    draws = [
+        one.fit(weights, site(1, x=np.zeros((RECORDS, 64), np.float32), seed=s), {}).change for s in range(20)
+    ]
     first_layer = np.concatenate([draw[:2048] for draw in draws])  # zero inputs: no gradient there
     expected = (
         settings.learning_rate * sigma(settings) * settings.clip / (settings.sample_rate * RECORDS)
@@ -69,9 +71,7 @@ def halve_the_noise(patch: pytest.MonkeyPatch) -> None:
 
 def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
-    patch.setattr(
-        release, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS})
-    )
+    patch.setattr(release, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS}))
     patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
 
 

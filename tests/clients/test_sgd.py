@@ -77,9 +77,7 @@ def test_selective_sgd_changes_only_the_largest_share_in_each_step(theta: float,
     count = int(theta * net.size)
     shuffle = torch.Generator().manual_seed(seeds.integer(9, "shuffle", 2, 4))
     for rows in torch.split(torch.randperm(30, generator=shuffle), 7):
-        loss = torch.nn.functional.nll_loss(
-            net.network(torch.from_numpy(x)[rows]), torch.from_numpy(y)[rows]
-        )
+        loss = torch.nn.functional.nll_loss(net.network(torch.from_numpy(x)[rows]), torch.from_numpy(y)[rows])
         parts = torch.autograd.grad(loss, net.parameters)
         gradient = [float(g) for part in parts for g in part.reshape(-1)]
         velocity = [momentum * v + g for v, g in zip(velocity, gradient, strict=True)]

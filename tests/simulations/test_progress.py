@@ -37,7 +37,13 @@ def test_the_bar_shows_round_accuracy_cost_and_traffic() -> None:
     out = io.StringIO()
     watch(ProgressBar(Console(file=out, force_terminal=True, width=150, color_system=None)))
     shown = out.getvalue()
-    for text in ("round 2/2", "accuracy 0.7000", "ε 2.50 of 4", "↑ 4.0 ↓ 8.0 MB", "client 2 failed: [no] answer"):
+    for text in (
+        "round 2/2",
+        "accuracy 0.7000",
+        "ε 2.50 of 4",
+        "↑ 4.0 ↓ 8.0 MB",
+        "client 2 failed: [no] answer",
+    ):
         assert text in shown
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
@@ -19,7 +18,7 @@ from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
 from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
-from fed_dp.simulations.ray_grid import Pool, RayGrid, Worker, _room, ray_session
+from fed_dp.simulations.ray_grid import Pool, RayGrid, _room, ray_session
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line, RunFolder
@@ -73,34 +72,39 @@ def test_ray_gives_the_same_result_as_one_process(kind: str, strategy: str, tmp_
         assert summary[key] == other[key]
 
 
-class KillAnActor(Silent):
-    """Kill a worker process after the first round, as the operating system might."""
+class KillActors(Silent):
+    """Kill the first worker processes after the first round, as the operating system might."""
 
-    def __init__(self) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, count: int) -> None:
         self.killed: list[int] = []
+        self._count, self._pools = count, list[Pool]()
+        original = Pool.__init__
+
+        def noted(pool: Pool, **options: Any) -> None:
+            original(pool, **options)
+            self._pools.append(pool)
+
+        patch.setattr(Pool, "__init__", noted)
 
     def round_done(self, line: Line) -> None:
-        deadline = time.monotonic() + 20  # an actor's title changes as it works: look again
-        while line["round"] == 1 and not self.killed and time.monotonic() < deadline:
-            for folder in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):
-                    mine = f"ray::{Worker.__name__}" in (folder / "cmdline").read_text()
-                    if mine and not self.killed:
-                        os.kill(int(folder.name), signal.SIGKILL)
-                        self.killed.append(int(folder.name))
+        if line["round"] == 1:
+            for actor in self._pools[-1].actors[: self._count]:
+                self.killed.append(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
+                os.kill(self.killed[-1], signal.SIGKILL)
 
 
 @pytest.mark.parametrize(
-    ("kind", "strategy"), [("sgd", "averaging"), ("psgd", "averaging"), ("psgd", "round robin")]
+    ("kind", "strategy", "count"),
+    [("sgd", "averaging", 1), ("psgd", "averaging", 1), ("psgd", "round robin", 2)],
 )
 def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
-    kind: str, strategy: str, tmp_path: Path
+    kind: str, strategy: str, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = small(kind, rounds=3, clients={"count": 9}, strategy=STRATEGIES[strategy])
     here, expected = run(experiment, tmp_path / "here")
-    observer = KillAnActor()
+    observer = KillActors(monkeypatch, count)
     there, summary = on_ray(experiment, tmp_path / "there", observer)
-    assert observer.killed
+    assert len(observer.killed) == count
     assert summary["failures"] == 0
     assert weights(here) == weights(there)
     assert summary["privacy"] == expected["privacy"]

@@ -22,7 +22,17 @@ from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.conftest import small
 
-SUMMARY_KEYS = {"experiment", "digest", "data", "clients", "rounds", "accuracy", "seconds", "bytes", "privacy"}
+SUMMARY_KEYS = {
+    "experiment",
+    "digest",
+    "data",
+    "clients",
+    "rounds",
+    "accuracy",
+    "seconds",
+    "bytes",
+    "privacy",
+}
 PRIVACY_KEYS = {
     "epsilon_total", "epsilon_per_round", "delta", "unit", "neighbours", "scope", "guarantee",
     "noise_source", "reason",
@@ -73,9 +83,7 @@ def test_a_run_folder_holds_what_the_design_says(kind: str, tmp_path: Path) -> N
         ({"name": "averaging"}, {"count": 1}, "in-process"),
     ],
 )
-def test_where_a_run_goes_by_itself(
-    strategy: dict[str, Any], clients: dict[str, Any], expected: str
-) -> None:
+def test_where_a_run_goes_by_itself(strategy: dict[str, Any], clients: dict[str, Any], expected: str) -> None:
     experiment = small(strategy=strategy, clients={"count": 4, **clients})
     assert engine_for("auto", experiment) == expected
     assert engine_for("ray", experiment) == "ray"

@@ -48,7 +48,7 @@ def test_the_last_checkpoint_is_kept_and_a_damaged_one_is_told(tmp_path: Path) -
     assert names == ["clients-000002.pickle", "server-000002.npz"]
     path = folder.path / "checkpoint" / "server-000002.npz"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.raises(ResumeError, match="server-000002.npz is damaged"):
+    with pytest.raises(ResumeError, match=r"server-000002\.npz is damaged"):
         folder.latest()
 
 

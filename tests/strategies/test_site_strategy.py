@@ -179,7 +179,9 @@ def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
     for question, site in zip(asked(strategy), SITES, strict=True):
         one = site.client == 1
         sent = events if one else [released(client=site.client)]
-        replies.append(upload(question, change if one and change is not None else ones(), events=to_json(sent)))
+        replies.append(
+            upload(question, change if one and change is not None else ones(), events=to_json(sent))
+        )
     strategy.aggregate_train(1, replies)
     return strategy
 
@@ -199,7 +201,8 @@ def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, t
 
 
 @pytest.mark.parametrize(
-    "release", [SampledGaussian(1e6, 0.1, 10), SampledGaussian(0.25, 1.0, 10**6), SampledGaussian(1.0, 0.1, 9)]
+    "release",
+    [SampledGaussian(1e6, 0.1, 10), SampledGaussian(0.25, 1.0, 10**6), SampledGaussian(1.0, 0.1, 9)],
 )
 def test_a_site_cannot_claim_another_release_than_was_agreed(release: SampledGaussian) -> None:
     strategy = private([released(client=1, release=release)])
