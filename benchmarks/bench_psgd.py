@@ -17,6 +17,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.trainer import Site
 from fed_dp.experiment import Psgd
@@ -33,7 +34,8 @@ def main() -> None:
     y = rng.integers(0, 10, RECORDS)
     config = Psgd(name="psgd", sample_rate=BATCH / RECORDS, learning_rate=0.1)
     net = FlatNetwork("dssgd-mlp", (1, 32, 32), 10)
-    trainer = PsgdTrainer(config, net, budget_epsilon=8.0, delta=1e-5, rounds=10)
+    release = SampledGaussian(1.0, config.sample_rate, config.steps_per_round)
+    trainer = PsgdTrainer(config, net, release=release)
     weights = net.weights()
 
     def ours() -> None:

@@ -32,7 +32,11 @@ data = typer.Typer(
     help="The data sets: what is there, whether it is whole, how to get it.", no_args_is_help=True
 )
 app.add_typer(experiments, name="experiments")
+ledger = typer.Typer(
+    help="A site's ledger: what it may spend, what it has spent, whether it is whole.", no_args_is_help=True
+)
 app.add_typer(data, name="data")
+app.add_typer(ledger, name="ledger")
 
 Profile = Annotated[
     str | None,
@@ -302,6 +306,83 @@ def _known(name: str) -> None:
 
     if name not in SOURCES:
         raise ConfigError(f"data set {name!r} is not known; known: {', '.join(SOURCES)}")
+
+
+# ------------------------------------------------------------------------------------- ledger
+
+LedgerFile = Annotated[Path, typer.Argument(help="A ledger file, or the run folder of a private simulation.")]
+SiteName = Annotated[str | None, typer.Option("--site", help="Which site, where the file holds several.")]
+
+
+@ledger.command("create")
+def create_ledger(
+    path: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
+    site: Annotated[str, typer.Option(help="The name of the site.")],
+    epsilon: Annotated[float, typer.Option(help="The most this site ever spends, over all runs.")],
+    delta: Annotated[float, typer.Option(help="Its δ; 0 allows pure ε alone.")] = 0.0,
+) -> None:
+    """Make a site's ledger. Its budget can never be changed."""
+    from fed_dp.accounting import Budget, Ledger
+
+    Ledger.create(path, site=site, budget=Budget(epsilon, delta))
+    print(f"{path}: site {site!r} may spend ε = {epsilon:g}, δ = {delta:g} in all, and has spent nothing")
+
+
+@ledger.command("show")
+def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
+    """Show what was spent of the budget, the total first, then every charge. All seals are checked."""
+    from fed_dp.accounting import Ledger
+
+    file = _ledger_file(path)
+    console = Console(highlight=False)
+    names = [site] if site else Ledger(file).sites()
+    accounts = [Ledger(file, name).read() for name in names]
+    table = Table("site", "spent ε", "of", "δ", "charges", "last entry")
+    for account, entries in accounts:
+        table.add_row(
+            account.site,
+            f"{account.spent:.4g}",
+            f"{account.budget.epsilon:g}",
+            f"{account.budget.delta:g}",
+            str(len(entries)),
+            account.mark[:24],
+        )
+    console.print(table)
+    if len(accounts) > 1:
+        console.print("one site's charges: --site NAME")
+        return
+    for entry in accounts[0][1]:
+        event, promise = entry.event, entry.event.promise
+        what = ", ".join(f"{k} {v:g}" for k, v in event.tables()["release"].items() if k != "mechanism")
+        console.print(
+            f"{entry.number}: {entry.when or 'simulated'}, round {event.round}, {event.release.mechanism} "
+            f"({what}), {promise.status} per {promise.unit}, noise: {event.noise_source}",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+@ledger.command("verify")
+def verify_ledger(
+    path: LedgerFile,
+    site: SiteName = None,
+    mark: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBER:SEAL", help="What the server has recorded: finds an older copy."),
+    ] = None,
+) -> None:
+    """Check every seal of a ledger, and that it contains what the server has seen."""
+    from fed_dp.accounting import Ledger
+
+    file = _ledger_file(path)
+    for name in [site] if site else Ledger(file).sites():
+        account, entries = Ledger(file, name).read(known=mark)
+        budget = account.budget
+        print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent:.4g} of {budget.epsilon:g}")
+
+
+def _ledger_file(path: Path) -> Path:
+    return path / "ledgers.sqlite" if path.is_dir() else path
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ FedDpError
 ├── PartitionError       the records cannot be divided as asked
 ├── ModelError           the network does not fit the data or the trainer
 ├── PrivacyError         a fault on the privacy path: nothing was sent
-│   └── BudgetExceeded   the site's budget cannot pay for the next release
+│   ├── BudgetExceeded   the site's budget cannot pay for the next release
+│   └── LedgerFault      the site's ledger is missing, damaged, rolled back or cannot be written
 ├── UploadRefused        what a site sent is not a valid upload; the server state is untouched
 └── RunError             a run cannot start or go on
     ├── EmptyRound       nobody uploaded in a round
@@ -53,6 +54,10 @@ class PrivacyError(FedDpError):
 
 class BudgetExceeded(PrivacyError):
     """The site's privacy budget cannot pay for the next release. Nothing was sent."""
+
+
+class LedgerFault(PrivacyError):
+    """The site's ledger is missing, damaged, rolled back or cannot be written. Nothing was sent."""
 
 
 class UploadRefused(FedDpError):

@@ -4,14 +4,58 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass, field
+from typing import Any, get_args
 
+from fed_dp.accounting.guarantee import GUARANTEES, Guarantee
 from fed_dp.errors import PrivacyError
+from fed_dp.mechanisms import NoiseSource
 
-Status = Literal["proved", "claimed", "refuted"]
-Unit = Literal["record", "participant"]
-Neighbours = Literal["add/remove one", "replace one"]
+
+@dataclass(frozen=True, slots=True)
+class Laplace:
+    """A release that is ε-DP by Laplace noise."""
+
+    epsilon: float
+    mechanism: str = field(default="laplace", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _in_range("epsilon", self.epsilon, 1e-9, 1e9)
+
+    @property
+    def pure(self) -> float:
+        """Its ε at δ = 0."""
+        return self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVector:
+    """A release of at most `count` of many values, ε-DP as a whole, however many it yields."""
+
+    epsilon: float
+    count: int  # c
+    mechanism: str = field(default="sparse_vector", init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _in_range("epsilon", self.epsilon, 1e-9, 1e9)
+        _whole("count", self.count, least=1)
+
+    @property
+    def pure(self) -> float:
+        """Its ε at δ = 0."""
+        return self.epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Gaussian:
+    """A vector of sensitivity Δ plus N(0, (σΔ)²)."""
+
+    noise_multiplier: float  # σ
+    mechanism: str = field(default="gaussian", init=False, repr=False)
+    pure = None
+
+    def __post_init__(self) -> None:
+        _in_range("noise_multiplier", self.noise_multiplier, 1e-3, 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,50 +65,82 @@ class SampledGaussian:
     noise_multiplier: float  # σ
     sample_rate: float  # q
     steps: int
+    mechanism: str = field(default="sampled_gaussian", init=False, repr=False)
+    pure = None
 
     def __post_init__(self) -> None:
-        if not 1e-3 <= self.noise_multiplier <= 1e6:  # beyond, accountants overflow
-            raise PrivacyError(f"noise_multiplier = {self.noise_multiplier!r}: expected in [0.001, 1e6]")
+        _in_range("noise_multiplier", self.noise_multiplier, 1e-3, 1e6)  # beyond, accountants overflow
         if not 0 < self.sample_rate <= 1:
             raise PrivacyError(f"sample_rate = {self.sample_rate!r}: expected in (0, 1]")
-        if not (type(self.steps) is int and 0 <= self.steps <= 10**9):
-            raise PrivacyError(f"steps = {self.steps!r}: expected a whole number from 0 to 1e9")
+        _whole("steps", self.steps, least=0)
+
+
+Release = Laplace | SparseVector | Gaussian | SampledGaussian
+_RELEASES: dict[str, type[Release]] = {
+    "laplace": Laplace,
+    "sparse_vector": SparseVector,
+    "gaussian": Gaussian,
+    "sampled_gaussian": SampledGaussian,
+}
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not (isinstance(value, float | int) and low <= value <= high):
+        raise PrivacyError(f"{name} = {value!r}: expected in [{low:g}, {high:g}]")
+
+
+def _whole(name: str, value: int, *, least: int) -> None:
+    if not (type(value) is int and least <= value <= 10**9):
+        raise PrivacyError(f"{name} = {value!r}: expected a whole number from {least} to 1e9")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One release by one client in one round, with the standing of its guarantee."""
+    """One release by one client in one round, under a named guarantee, with named noise."""
 
-    release: SampledGaussian
+    release: Release
+    guarantee: str
     round: int
     client: int
-    unit: Unit
-    neighbours: Neighbours
-    guarantee: Status
-    reason: str
+    noise_source: NoiseSource
+
+    @property
+    def promise(self) -> Guarantee:
+        """The guarantee in full."""
+        return GUARANTEES[self.guarantee]
+
+    def tables(self) -> dict[str, Any]:
+        """Return the event as plain tables."""
+        return asdict(self)
 
 
 def to_json(events: Iterable[Event]) -> str:
     """Write events for the wire."""
-    return json.dumps([asdict(event) for event in events])
+    return json.dumps([event.tables() for event in events])
 
 
 def from_json(text: str) -> tuple[Event, ...]:
     """Read events from the wire; anything malformed is a PrivacyError."""
     try:
-        return tuple(_event(item) for item in json.loads(text))
+        return tuple(event_of(item) for item in json.loads(text))
     except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
         raise PrivacyError(f"events are malformed: {error}") from None
 
 
-def _event(item: dict[str, Any]) -> Event:
-    event = Event(**{**item, "release": SampledGaussian(**item["release"])})
-    for key, allowed in (("unit", Unit), ("neighbours", Neighbours), ("guarantee", Status)):
-        if (value := getattr(event, key)) not in get_args(allowed):
-            raise ValueError(f"{key} = {value!r}")
+def release_of(item: dict[str, Any]) -> Release:
+    """Read a release from plain tables."""
+    fields = dict(item)
+    return _RELEASES[fields.pop("mechanism")](**fields)
+
+
+def event_of(item: dict[str, Any]) -> Event:
+    """Read an event from plain tables."""
+    event = Event(**{**item, "release": release_of(item["release"])})
+    if event.guarantee not in GUARANTEES:
+        raise ValueError(f"guarantee = {event.guarantee!r}")
+    if event.noise_source not in get_args(NoiseSource):
+        raise ValueError(f"noise_source = {event.noise_source!r}")
     for key in ("round", "client"):
         if type(value := getattr(event, key)) is not int or value < 0:
             raise ValueError(f"{key} = {value!r}")
-    if not isinstance(event.reason, str) or len(event.reason) > 1000:
-        raise ValueError("reason is no text of at most 1000 characters")
     return event

@@ -7,16 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fed_dp.accounting.composition import epsilon
-from fed_dp.accounting.events import Event
-
-_WORST = ("refuted", "claimed", "proved")
-ASSUMPTIONS = (
-    "the number of records of each site is public",
-    "bounds, categories and standardisation constants are public",
-    "test records are the server's and are not protected: every score is computed on them as they are",
-    "choosing hyper-parameters is not counted",
-)
+from fed_dp.accounting.composition import epsilon, pure_epsilon
+from fed_dp.accounting.events import Event, SparseVector
+from fed_dp.accounting.guarantee import WORST
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +18,8 @@ class Statement:
 
     epsilon_total: float
     epsilon_per_round: float
+    epsilon_per_parameter: float | None  # of one round; only where a release is of so many parameters
+    epsilon_pure: float | None  # the total at δ = 0, where every release is pure
     delta: float
     budget_epsilon: float
     unit: str
@@ -48,16 +43,34 @@ class Statement:
         warning = " (seeded, not secure: for simulation only)" if self.noise_source == "simulation" else ""
         return self.noise_source + warning
 
+    @property
+    def parts(self) -> str:
+        """What smaller parts of the run cost: less than it, and no measure of it."""
+        one = f"one round alone: ε = {number(self.epsilon_per_round)}"
+        if self.epsilon_per_parameter is None:
+            return f"{one} at the same δ"
+        return f"{one}; one parameter of one round: ε/c = {self.epsilon_per_parameter:.4g}"
+
     def lines(self) -> list[str]:
         """Return the statement for people: the total first."""
+        pure = (
+            ""
+            if self.epsilon_pure in (None, self.epsilon_total)
+            else f" ({number(self.epsilon_pure)} at δ = 0)"
+        )
         return [
-            f"privacy: total ε = {self.epsilon_total:.3f}, δ = {self.delta:g} over the whole run "
+            f"privacy: total ε = {number(self.epsilon_total)}, δ = {self.delta:g}{pure} over the whole run "
             f"(budget {self.budget_epsilon:g} per site); {self.guarantee}",
             f"  unit: one {self.unit}; neighbours: {self.neighbours}; scope: {self.scope}",
-            f"  one round alone: ε = {self.epsilon_per_round:.3f} at the same δ; noise: {self.noise}",
+            f"  {self.parts}; noise: {self.noise}",
             f"  why: {self.reason}",
             *(f"  warning: {warning}" for warning in self.warnings),
         ]
+
+
+def number(value: float | None) -> str:
+    """Write an ε: three decimals where they say something."""
+    return "none" if value is None else f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
 
 
 def spent(events: Sequence[Event], *, delta: float) -> float:
@@ -78,45 +91,63 @@ def statement(
     budget_epsilon: float,
     sites_per_record: int,
     smallest_site: int,
-    noise_source: str,
     late: int = 0,
+    refused: int = 0,
 ) -> Statement | None:
     """State what all sites' events cost; None where nothing was released.
 
     Sites that hold disjoint records compose in parallel: the total is the largest site's. A record
-    held by k sites pays at each of them: the total then composes the k most expensive sites.
+    held by k sites pays at each of them: the total then composes the k most expensive sites. So it
+    holds for a record; for all records of one site at once, where a guarantee is of that unit, the
+    site's own ε holds.
     """
     sites = {site: spent(events, delta=delta) for site, events in events_by_site.items() if events}
     if not sites:
         return None
     dearest = sorted(sites, key=lambda site: sites[site], reverse=True)[:sites_per_record]
-    together = [event for site in dearest for event in events_by_site[site]]
+    together = [event.release for site in dearest for event in events_by_site[site]]
     everything = [event for events in events_by_site.values() for event in events]
-    first = everything[0]
-    single = max(epsilon([release], delta=delta) for release in {event.release for event in everything})
-    scope = "every message of the run, so also the final model; each site protects its own records"
-    if sites_per_record > 1:
-        scope += f"; a record is held by up to {sites_per_record} sites and pays at each"
+    releases = {event.release for event in everything}
+    promises = {event.guarantee: event.promise for event in everything}.values()
+    weakest = min(promises, key=lambda promise: (promise.unit != "record", WORST.index(promise.status)))
+    worst = min(promises, key=lambda promise: WORST.index(promise.status))
+    each = [r.epsilon / r.count for r in releases if isinstance(r, SparseVector)]
+    by_site = spread(events_by_site, delta=delta)
     return Statement(
-        epsilon_total=spent(together, delta=delta),
-        epsilon_per_round=single,
+        epsilon_total=epsilon(together, delta=delta),
+        epsilon_per_round=max(epsilon([release], delta=delta) for release in releases),
+        epsilon_per_parameter=max(each, default=None),
+        epsilon_pure=pure_epsilon(together),
         delta=delta,
         budget_epsilon=budget_epsilon,
-        unit=first.unit,
-        neighbours=first.neighbours,
-        scope=scope,
-        guarantee=min((event.guarantee for event in everything), key=_WORST.index),
-        noise_source=noise_source,
-        reason=first.reason,
-        assumptions=ASSUMPTIONS,
-        epsilon_by_site=spread(events_by_site, delta=delta),
+        unit=weakest.unit,
+        neighbours=weakest.neighbours,
+        scope=_scope(weakest.unit, sites_per_record, by_site["max"]),
+        guarantee=worst.status,
+        noise_source=" and ".join(sorted({event.noise_source for event in everything})),
+        reason="; ".join(dict.fromkeys(promise.reason for promise in promises)),
+        assumptions=tuple(dict.fromkeys(a for promise in promises for a in promise.assumptions)),
+        epsilon_by_site=by_site,
         sites_per_record=sites_per_record,
-        warnings=_warnings(delta, smallest_site, late, budget_epsilon),
+        warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status),
     )
 
 
-def _warnings(delta: float, smallest_site: int, late: int, budget: float) -> tuple[str, ...]:
+def _scope(unit: str, sites_per_record: int, dearest: float) -> str:
+    scope = "every message of the run, so also the final model; each site protects its own records"
+    if sites_per_record > 1:
+        scope += f"; a record is held by up to {sites_per_record} sites and pays at each"
+        if unit == "participant":
+            scope += f" (the records of one site alone, all together, cost ε = {number(dearest)})"
+    return scope
+
+
+def _warnings(
+    delta: float, smallest_site: int, late: int, budget: float, refused: int, status: str
+) -> tuple[str, ...]:
     found = []
+    if status == "refuted":
+        found.append("this guarantee is refuted: no ε holds, and the numbers above are only what is stated")
     if delta * smallest_site >= 1:
         found.append(
             f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "
@@ -126,5 +157,9 @@ def _warnings(delta: float, smallest_site: int, late: int, budget: float) -> tup
         found.append(
             f"{late} replies never came or came too late: what they released is metered by their sites "
             f"(each within its budget of {budget:g}), but is not in this total"
+        )
+    if refused:
+        found.append(
+            f"{refused} client-rounds went on without a site whose budget or ledger refused: it sent nothing"
         )
     return tuple(found)

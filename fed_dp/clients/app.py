@@ -6,26 +6,34 @@ raises, and then Flower sends an error reply with no arrays in it.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fed_dp.accounting import to_json
+from fed_dp import seeds
+from fed_dp.accounting import Account, to_json
 from fed_dp.clients import device
+from fed_dp.clients.books import Books, SiteBooks, VirtualBooks
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Site, State, Trainer
 from fed_dp.errors import PrivacyError, RunError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
+from fed_dp.experiment.release import Agreement, agreement, budget_of
+from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
 from fed_dp.models import Vector, initial_weights, use_one_thread
 from fed_dp.sharing import message as names
 
 app = ClientApp()
 STATE, LOCAL = "trainer", "local"  # the records of Context.state: a trainer's state, own parameters
+ACCOUNT, NEW = "account", "new"  # of a virtual client's ledger
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +82,147 @@ def train(message: Message, context: Context) -> Message:
     """Run one round of the trainer from the weights received.
 
     The weights are checked first: weights from which a network overflows for some records and not
-    for others would turn an error reply into an answer about the records. What a private trainer
-    raises unexpectedly is told by its kind alone, for the same reason.
+    for others would turn an error reply into an answer about the records.
+    Where the round is private: what was sent in answer to the same question is sent again, as it
+    was; otherwise the round is charged, then trained, noised, kept, and sent. Any fault on the
+    way raises, and then nothing is sent; what was charged stays charged.
     """
     place, client = _at_work(context)
-    arrays, config = message.content.array_records, message.content.config_records
-    if names.ARRAYS not in arrays or names.CONFIG not in config:
-        raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
-    participant = Participant.of(place.experiment, client, place.start.size)
-    weights = participant.download(arrays[names.ARRAYS][names.WEIGHTS].data, _local(context, place.start))
-    turn = config[names.CONFIG].get(names.ROUND)
-    if not isinstance(turn, int):
-        raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number")
+    question = _Question.of(message)
+    experiment, size = place.experiment, place.start.size
+    agreed = agreement(experiment, client=client, size=size)
+    participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
+    weights = participant.download(question.data, _local(context, place.start))
     x, y = place.federation.client(client)
-    site = Site(x, y, client, turn, place.experiment.seed)
+    site = Site(x, y, client, question.turn, experiment.seed)
+    if agreed is None:
+        return _work(place, participant, weights, site, context, None).message(message)
+    books = _books(context, place, client, agreed)
+    if body := books.kept(question.identity, question.known):
+        return _Answer.unpack(body).message(message)
+    noise = _noise(agreed, site)
+    event = agreed.event(turn=question.turn, client=client)
+    account = books.charge(event, known=question.known, ahead=experiment.rounds)
+    if isinstance(books, VirtualBooks):
+        context.state[names.LEDGER] = ConfigRecord({ACCOUNT: account.to_json(), NEW: list(books.new)})
+    answer = _work(place, participant, weights, site, context, noise)
+    answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
+    books.keep(account, question.identity, answer.pack())
+    return answer.message(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen."""
+
+    turn: int
+    data: bytes
+    known: str | None
+
+    @classmethod
+    def of(cls, message: Message) -> _Question:
+        arrays, config = message.content.array_records, message.content.config_records
+        if names.ARRAYS not in arrays or names.CONFIG not in config:
+            raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
+        turn = config[names.CONFIG].get(names.ROUND)
+        if not isinstance(turn, int) or not 0 < turn < 2**60:
+            raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number from 1")
+        known = str(config[names.CONFIG].get(names.MARK, "")) or None
+        return cls(turn, arrays[names.ARRAYS][names.WEIGHTS].data, known)
+
+    @property
+    def identity(self) -> str:
+        return hashlib.sha256(self.turn.to_bytes(8, "big") + self.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What leaves the site."""
+
+    data: bytes
+    metrics: dict[str, float]
+    told: dict[str, Any]
+
+    def message(self, question: Message) -> Message:
+        content = RecordDict(
+            {
+                names.ARRAYS: ArrayRecord(
+                    {names.CHANGE: Array("uint8", (len(self.data),), names.WIRE, self.data)}
+                ),
+                names.METRICS: MetricRecord(dict(self.metrics)),
+                names.CONFIG: ConfigRecord(dict(self.told)),
+            }
+        )
+        return Message(content, reply_to=question)
+
+    def pack(self) -> bytes:
+        return json.dumps([self.metrics, self.told]).encode() + b"\n" + self.data
+
+    @classmethod
+    def unpack(cls, body: bytes) -> _Answer:
+        head, _, data = body.partition(b"\n")
+        metrics, told = json.loads(head)
+        return cls(data, metrics, told)
+
+
+def _work(
+    place: _Workplace,
+    participant: Participant,
+    weights: Vector,
+    site: Site,
+    context: Context,
+    noise: Noise | None,
+) -> _Answer:
+    """Train and select. What goes wrong in a private round is told by its kind alone."""
+    rng = seeds.generator(site.seed, "selection", site.round, site.client)
     try:
         fit = place.trainer.fit(weights, site, _load_state(context))
-        data = participant.upload(fit.change, seed=place.experiment.seed, turn=turn, client=client)
+        data = participant.upload(fit.change, rng=rng, noise=noise)
     except Exception as error:
-        if place.trainer.spends and not isinstance(error, PrivacyError):
+        if noise is not None and not isinstance(error, PrivacyError):
             raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
         raise
     _keep_state(context, fit.state)
     if participant.keeps_local:
         own = weights + fit.change  # all of the change stays here, uploaded or not
         context.state[LOCAL] = ArrayRecord({LOCAL: Array(own)})
+    # A trainer without noise of its own computes its metrics from the records as they are.
+    metrics = dict(fit.metrics) if noise is None or place.trainer.spends else {}
     told = {
-        names.ROUND: turn,
-        names.EVENTS: to_json(fit.events),
+        names.ROUND: site.round,
+        names.EVENTS: "[]",
         names.DEVICE: device.choose(place.experiment.clients.gpus).type,
     }
-    content = RecordDict(
-        {
-            names.ARRAYS: ArrayRecord({names.CHANGE: Array("uint8", (len(data),), names.WIRE, data)}),
-            names.METRICS: MetricRecord({**fit.metrics, names.RECORDS: len(y)}),
-            names.CONFIG: ConfigRecord(told),  # type: ignore[arg-type]
-        }
-    )
-    return Message(content, reply_to=message)
+    return _Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
+
+
+def _noise(agreed: Agreement, site: Site) -> Noise:
+    if agreed.noise_source == "secure":
+        return SecureNoise()
+    return SimulationNoise(seeds.generator(site.seed, "privacy noise", site.round, site.client))
+
+
+def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) -> Books:
+    """Return where this node charges. A ledger in its own config says that it is a real site."""
+    if path := context.node_config.get(names.LEDGER):
+        if agreed.noise_source != "secure":
+            raise PrivacyError(
+                f"privacy.noise_source = {agreed.noise_source!r} is seeded: a deployed site draws from the "
+                "operating system's entropy alone; allowed: 'secure'. Nothing was sent"
+            )
+        return SiteBooks.at(str(path), place.experiment.digest)
+    if names.PARTITIONS not in context.node_config:
+        raise PrivacyError(
+            f"node_config has no {names.LEDGER}: a site that trains privately needs one (fed-dp ledger "
+            "create FILE), named in its node config. Nothing was sent"
+        )
+    record = context.state.get(names.LEDGER)
+    if isinstance(record, ConfigRecord):
+        new = record[NEW]
+        return VirtualBooks(Account.from_json(str(record[ACCOUNT])), list(new))  # type: ignore[arg-type]
+    budget = budget_of(place.experiment)
+    assert budget is not None  # there is an agreement
+    return VirtualBooks.open(client, place.experiment.digest, budget)
 
 
 def _local(context: Context, start: Vector) -> Vector:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fed_dp import seeds
+from fed_dp.accounting import Gaussian, Release, SparseVector
 from fed_dp.errors import RunError, UploadRefused
 from fed_dp.experiment import Dssgd, Experiment
+from fed_dp.mechanisms import Noise
 from fed_dp.models import Vector
+from fed_dp.seeds import Generator
 from fed_dp.sharing.codec import Precision, decode, encode
+from fed_dp.sharing.private_selection import RandomMask, SparseVectorSelector
 from fed_dp.sharing.selection import Selector, share
-from fed_dp.sharing.update import SparseUpdate
+from fed_dp.sharing.update import LARGEST, SparseUpdate
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +21,18 @@ class Participant:
     """One client's share of the exchange; without a selector it exchanges everything."""
 
     size: int
-    selector: Selector | None = None
+    selector: Selector | SparseVectorSelector | RandomMask | None = None
     keeps_local: bool = False  # it downloads a part only, so its own parameters last from turn to turn
     precision: Precision = "float32"
 
     @classmethod
-    def of(cls, experiment: Experiment, client: int, size: int) -> Participant:
-        """Return what the experiment says about this client."""
+    def of(cls, experiment: Experiment, client: int, size: int, release: Release | None) -> Participant:
+        """Return what the experiment says about this client, whose turn releases `release`."""
         options = experiment.strategy
         if not isinstance(options, Dssgd):
             return cls(size)
-        selector = Selector(
-            share(options.upload_share(client), size), options.selection, options.threshold, options.bound
-        )
         partly = share(options.download_share(client), size) < size
-        return cls(size, selector, partly, options.precision)
+        return cls(size, _selector(experiment, options, client, size, release), partly, options.precision)
 
     def download(self, data: bytes, local: Vector) -> Vector:
         """Replace the local parameters that were downloaded (step 1)."""
@@ -46,10 +46,30 @@ class Participant:
         update.overwrite(weights)
         return weights
 
-    def upload(self, change: Vector, *, seed: int, turn: int, client: int) -> bytes:
-        """Select, truncate and encode the changes to upload (step 4)."""
+    def upload(self, change: Vector, *, rng: Generator, noise: Noise | None) -> bytes:
+        """Select, truncate and encode the changes to upload (step 4); with noise, if selection is private."""
+        selector = self.selector
+        if isinstance(selector, SparseVectorSelector | RandomMask):
+            assert noise is not None  # a private selector comes with an agreement, and that with noise
+            return encode(selector.select(change, noise=noise), precision=self.precision)
         whole = SparseUpdate.dense(change)  # refuses NaN, which no comparison would select
-        if self.selector is None:
+        if selector is None:
             return encode(whole)
-        rng = seeds.generator(seed, "selection", turn, client)
-        return encode(self.selector.select(change, rng=rng), precision=self.precision)
+        return encode(selector.select(change, rng=rng), precision=self.precision)
+
+
+def _selector(
+    experiment: Experiment, options: Dssgd, client: int, size: int, release: Release | None
+) -> Selector | SparseVectorSelector | RandomMask:
+    count = share(options.upload_share(client), size)
+    bound = LARGEST if options.bound is None else options.bound
+    if options.selection == "sparse_vector":
+        assert isinstance(release, SparseVector)  # by agreement
+        return SparseVectorSelector(
+            count, bound, options.threshold, release.epsilon, experiment.privacy.variant, options.split
+        )
+    if options.selection == "random_mask":
+        assert isinstance(release, Gaussian)
+        assert options.clip is not None  # by schema
+        return RandomMask(count, options.clip, release.noise_multiplier, bound)
+    return Selector(count, options.selection, options.threshold, options.bound)

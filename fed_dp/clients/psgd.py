@@ -18,41 +18,31 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from fed_dp import seeds
-from fed_dp.accounting import Event, SampledGaussian, epsilon
+from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.trainer import Fit, Site, State
-from fed_dp.errors import BudgetExceeded, ModelError, PrivacyError
+from fed_dp.errors import ModelError, PrivacyError
 from fed_dp.experiment import Psgd
-from fed_dp.experiment.release import psgd_release
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.sharing.update import LARGEST
 
-REASON = (
-    "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson sampling and clipping by Opacus, "
-    "composed over all steps of all rounds by privacy loss distributions"
-)
 GHOST_FROM = 20_000  # parameters; below, per-record gradients are cheaper than two backward passes
 
 
 class PsgdTrainer:
     """Noisy SGD on Poisson samples of the site's records, each record's gradient clipped to `clip`.
 
-    Guarantee: (budget_epsilon, delta)-DP for every message of all `rounds` together; proved.
+    Guarantee: one fit is the subsampled Gaussian mechanism that `release` describes; proved.
     Neighbours: add or remove one record of the site. The number of records is public.
-    σ is calibrated once for all rounds; each round is metered before its first step and refused
-    when the site's history and the round together would exceed the budget. Weights stay within
-    ±LARGEST, where activations and gradients are finite: clipping does not bound NaN.
+    Opacus counts the steps, and a fit that took more than were charged is not sent. Weights stay
+    within ±LARGEST, where activations and gradients are finite: clipping does not bound NaN.
     """
 
     spends = True
 
-    def __init__(
-        self, config: Psgd, net: FlatNetwork, *, budget_epsilon: float, delta: float, rounds: int
-    ) -> None:
+    def __init__(self, config: Psgd, net: FlatNetwork, *, release: SampledGaussian) -> None:
         if problems := ModuleValidator.validate(net.network, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
-        self._config, self._net = config, net
-        self._budget, self._delta = budget_epsilon, delta
-        self._release = psgd_release(config, budget_epsilon=budget_epsilon, delta=delta, rounds=rounds)
+        self._config, self._net, self._release = config, net, release
         ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
         self._module = (
             GradSampleModuleFastGradientClipping(
@@ -63,30 +53,16 @@ class PsgdTrainer:
         )
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
-        """Meter the round, then run its noisy steps."""
-        net = self._net
-        release, past = self._release, _history(state)
-        total = epsilon([*past, release], delta=self._delta)
-        if total > self._budget:
-            raise BudgetExceeded(
-                f"client {site.client}, round {site.round}: this round would bring ε to {total:.3f}, over the "
-                f"budget of {self._budget:g} (δ = {self._delta:g}); nothing was sent"
-            )
+        """Run the noisy steps of a round."""
+        net, release = self._net, self._release
         accountant = PRVAccountant()
-        accountant.history = [(r.noise_multiplier, r.sample_rate, r.steps) for r in past]
         net.load(weights)
         self._steps(site, accountant)
-        history = [SampledGaussian(*entry) for entry in accountant.history]
-        taken = sum(r.steps for r in history) - sum(r.steps for r in past)
-        if taken != release.steps:
-            raise PrivacyError(
-                f"Opacus counted {taken} steps, {release.steps} were charged; nothing was sent"
-            )
-        event = Event(
-            release, site.round, site.client, "record", "add/remove one", guarantee="proved", reason=REASON
-        )
+        taken = [SampledGaussian(*entry) for entry in accountant.history]
+        if taken != [release]:
+            raise PrivacyError(f"Opacus counted {taken}, {release} was charged; nothing was sent")
         change = np.clip(net.weights() - weights, -LARGEST, LARGEST)  # what a message may hold
-        return Fit(change, (event,), {"steps": float(taken)}, _state(history))
+        return Fit(change, {"steps": float(release.steps)})
 
     def _steps(self, site: Site, accountant: PRVAccountant) -> None:
         config, net, module = self._config, self._net, self._module
@@ -126,16 +102,3 @@ def _prefers_ghost(net: FlatNetwork) -> bool:
     """Choose by measurement: ghost clipping is 5–15 × faster on large MLPs, slower elsewhere."""
     has_convolution = any(isinstance(layer, nn.Conv2d) for layer in net.network.modules())
     return net.size >= GHOST_FROM and not has_convolution
-
-
-def _history(state: State) -> list[SampledGaussian]:
-    columns = (state.get(key, []) for key in ("noise_multiplier", "sample_rate", "steps"))
-    return [SampledGaussian(sigma, rate, int(steps)) for sigma, rate, steps in zip(*columns, strict=True)]
-
-
-def _state(history: list[SampledGaussian]) -> State:
-    return {
-        "noise_multiplier": [r.noise_multiplier for r in history],
-        "sample_rate": [r.sample_rate for r in history],
-        "steps": [float(r.steps) for r in history],
-    }

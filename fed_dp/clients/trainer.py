@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from fed_dp.accounting import Event
 from fed_dp.data.dataset import Floats, Integers
 from fed_dp.models import Vector
 
@@ -28,12 +27,11 @@ class Site:
 class Fit:
     """What a trainer returns.
 
-    `change`, `events` and `metrics` are sent, so a trainer that spends budget puts nothing into
-    `metrics` that is computed from records without noise. `state` stays at the site.
+    `change` and `metrics` are sent, so a trainer that adds noise puts nothing into `metrics` that is
+    computed from records without it. `state` stays at the site.
     """
 
     change: Vector
-    events: tuple[Event, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     state: State = field(default_factory=dict)
 
@@ -41,8 +39,8 @@ class Fit:
 class Trainer(Protocol):
     """One site's training of one round.
 
-    `spends` says whether it pays from the privacy budget; then every fit returns its events, and
-    a fit that the budget cannot pay raises BudgetExceeded before anything is computed.
+    `spends` says whether its change is private: one fit is the release that was agreed and charged
+    before it began.
     """
 
     spends: bool

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from fed_dp.mechanisms import NoiseSource, Split
 from fed_dp.sharing.codec import Precision
 from fed_dp.sharing.exchange import Exchange
+from fed_dp.sharing.private_selection import PrivateSelection, Variant
 from fed_dp.sharing.selection import Selection
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -216,9 +218,11 @@ class Dssgd(Section):
     exchange: Exchange = "round_robin"
     upload_fraction: Fractions = 0.1  # θ_u, of all clients or a list with one of each
     download_fraction: Fractions = 1.0  # θ_d, likewise
-    selection: Selection = "largest_values"
-    threshold: NonNegative = 0.0001  # τ, of random_with_threshold
+    selection: Selection | PrivateSelection = "largest_values"
+    threshold: NonNegative = 0.0001  # τ, of random_with_threshold and sparse_vector
     bound: Annotated[float, Field(ge=1e-9, le=1e3)] | None = None  # γ, of every uploaded value
+    clip: Positive | None = None  # L2 bound of all uploaded values together, of random_mask
+    split: Split = "lyu"  # of ε between threshold and search, of sparse_vector
     decay: Fraction = 0.8  # β, of stat, once per round
     outdated: Annotated[float, Field(ge=0, le=1)] = 0.5  # asynchronous: chance of last round's state
     precision: Precision = "float32"  # of uploaded values on the wire
@@ -240,14 +244,22 @@ class Dssgd(Section):
                     f"strategy.{key} has {len(given)} numbers: expected one number, or one for each of "
                     f"{clients.count} clients"
                 )
-        for key, owner, value in (
-            ("threshold", "random_with_threshold", self.selection),
-            ("outdated", "asynchronous", self.exchange),
+        for key, owners, value in (
+            ("threshold", ("random_with_threshold", "sparse_vector"), self.selection),
+            ("clip", ("random_mask",), self.selection),
+            ("split", ("sparse_vector",), self.selection),
+            ("outdated", ("asynchronous",), self.exchange),
         ):
-            if value != owner and getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"strategy.{key} is set, but only {owner!r} uses it, not {value!r}")
+            if value not in owners and getattr(self, key) != type(self).model_fields[key].default:
+                who = " and ".join(map(repr, owners))
+                raise ValueError(f"strategy.{key} is set, but only {who} uses it, not {value!r}")
+        for key, owner in (("bound", "sparse_vector"), ("clip", "random_mask")):
+            if self.selection == owner and getattr(self, key) is None:
+                raise ValueError(
+                    f"strategy.{key} is missing: strategy.selection = {owner!r} derives its noise from it"
+                )
         bound = 1e3 if self.bound is None else self.bound
-        if self.selection == "random_with_threshold" and self.threshold > bound:
+        if self.selection in ("random_with_threshold", "sparse_vector") and self.threshold > bound:
             raise ValueError(
                 f"strategy.threshold = {self.threshold:g}: no value within ±{bound:g} reaches it "
                 "(strategy.bound)"
@@ -275,9 +287,9 @@ class Privacy(Section):
     """The budget of each site over the whole run, and how noise is drawn."""
 
     budget_epsilon: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    variant: Literal["proved", "paper"] = "proved"
-    noise_source: Literal["simulation", "secure"] = "simulation"
+    delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # none: pure ε
+    variant: Variant = "proved"
+    noise_source: NoiseSource = "simulation"
 
 
 class Ray(Section):
@@ -305,31 +317,8 @@ class Experiment(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Experiment:
-        trainer, privacy, strategy = self.trainer, self.privacy, self.strategy
-        if trainer.name in PRIVATE_TRAINERS:
-            for key in ("budget_epsilon", "delta"):
-                if getattr(privacy, key) is None:
-                    raise ValueError(
-                        f"privacy.{key} is missing: trainer.name = {trainer.name!r} needs "
-                        "privacy.budget_epsilon > 0 and 0 < privacy.delta < 1"
-                    )
-            if privacy.variant != "proved":
-                raise ValueError(
-                    f"privacy.variant = {privacy.variant!r}: trainer.name = {trainer.name!r} "
-                    "has only 'proved'"
-                )
-            if privacy.noise_source == "secure":
-                raise ValueError(
-                    "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
-                    "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
-                )
-        else:
-            for key, default in Privacy().model_dump().items():
-                if (value := getattr(privacy, key)) != default:
-                    raise ValueError(
-                        f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
-                        f"cannot hold; allowed with: {', '.join(PRIVATE_TRAINERS)}"
-                    )
+        strategy = self.strategy
+        self._check_privacy()
         if isinstance(strategy, Dssgd):
             strategy.check(self.clients)
         if strategy.name == "centralised" and self.clients.fraction != 1:
@@ -339,10 +328,53 @@ class Experiment(Section):
             )
         return self
 
+    def _check_privacy(self) -> None:
+        trainer, privacy, mechanism = self.trainer, self.privacy, self.mechanism
+        if mechanism is None:
+            for key, default in Privacy().model_dump().items():
+                if (value := getattr(privacy, key)) != default:
+                    raise ValueError(
+                        f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
+                        "cannot hold; allowed with trainer.name = 'psgd', or with strategy.selection = "
+                        "'sparse_vector' or 'random_mask'"
+                    )
+            return
+        key, name = mechanism
+        if trainer.name in PRIVATE_TRAINERS and key != "trainer.name":
+            raise ValueError(
+                f"{key} = {name!r}: trainer.name = {trainer.name!r} is private already, and selecting what "
+                "is private costs nothing; allowed: largest_values, random_with_threshold"
+            )
+        needs_delta = name != "sparse_vector"
+        for part in ("budget_epsilon", *(("delta",) if needs_delta else ())):
+            if getattr(privacy, part) is None:
+                raise ValueError(
+                    f"privacy.{part} is missing: {key} = {name!r} needs privacy.budget_epsilon > 0"
+                    + (" and 0 < privacy.delta < 1" if needs_delta else "")
+                )
+        if privacy.variant != "proved" and name != "sparse_vector":
+            raise ValueError(f"privacy.variant = {privacy.variant!r}: {key} = {name!r} has only 'proved'")
+        if privacy.noise_source == "secure" and name == "psgd":
+            raise ValueError(
+                "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
+                "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
+            )
+        if isinstance(self.strategy, Dssgd) and self.strategy.split != "lyu" and privacy.variant != "proved":
+            raise ValueError(
+                f"strategy.split = {self.strategy.split!r}: privacy.variant = {privacy.variant!r} has its own"
+            )
+
+    @property
+    def mechanism(self) -> tuple[str, str] | None:
+        """What makes it private, as the key and its value; None where nothing does."""
+        if isinstance(self.strategy, Dssgd) and self.strategy.selection in get_args(PrivateSelection):
+            return "strategy.selection", self.strategy.selection
+        return ("trainer.name", self.trainer.name) if self.trainer.name in PRIVATE_TRAINERS else None
+
     @property
     def private(self) -> bool:
-        """Whether the trainer spends privacy budget."""
-        return self.trainer.name in PRIVATE_TRAINERS
+        """Whether it spends privacy budget."""
+        return self.mechanism is not None
 
     @property
     def nodes(self) -> int:

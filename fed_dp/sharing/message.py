@@ -1,7 +1,8 @@
 """What a message holds: the names that strategies and clients agree on, and what may arrive.
 
-Download (server → site): arrays {WEIGHTS}, config {ROUND}.
-Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {ROUND, EVENTS, DEVICE}.
+Download (server → site): arrays {WEIGHTS}, config {ROUND, MARK}.
+Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {ROUND, EVENTS, MARK, DEVICE}.
+MARK is the number and seal of the last entry in the site's ledger, as the server has seen it.
 Both arrays are sparse updates in the wire format of `codec`.
 """
 
@@ -15,8 +16,9 @@ from fed_dp.sharing.update import SparseUpdate
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
 WEIGHTS, CHANGE = "weights", "change"
-ROUND, RECORDS, EVENTS, DEVICE = "round", "records", "events", "device"
-PARTITION = "partition-id"
+ROUND, RECORDS, EVENTS, MARK, DEVICE = "round", "records", "events", "mark", "device"
+PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config
+LEDGER = "ledger"  # of a node's own config: a deployed site's file; of its state: a virtual client's account
 WIRE = "fed_dp.sharing.codec"  # Flower's name of how an array is written
 
 

@@ -7,19 +7,23 @@ seed gives the same result. A node's Context is kept here between messages, as a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from fed_dp.accounting.account import Account
+from fed_dp.accounting.ledger import write_accounts
+from fed_dp.clients.app import ACCOUNT, NEW
 from fed_dp.errors import FedDpError, ResumeError
-from fed_dp.sharing.message import PARTITION
-from fed_dp.strategies.run_folder import atomically
+from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS
+from fed_dp.strategies.run_folder import LEDGERS, atomically
 
 RUN_ID = 1
 SERVER_NODE = 0
@@ -34,19 +38,24 @@ def identify() -> None:
 
 
 def answer(app: ClientApp, message: Message, context: Context) -> Job:
-    """Run the ClientApp on one message; an exception becomes an error reply and changes no state."""
+    """Run the ClientApp on one message; an exception becomes an error reply and changes no state.
+
+    Only what was charged before it stays charged.
+    """
+    changed = _with(context, context.state)
     try:
-        changed = Context(
-            context.run_id,
-            context.node_id,
-            context.node_config,
-            RecordDict(dict(context.state)),
-            context.run_config,
-        )
         return app(message, changed), changed
     except Exception as error:  # whatever a client raises, the round goes on without it
         name = "" if isinstance(error, FedDpError) else f"{type(error).__name__}: "
-        return Message(Error(CLIENT_RAISED, f"{name}{error}"), reply_to=message), context
+        kept = {k: v for k, v in changed.state.items() if k == LEDGER}
+        reply = Message(Error(CLIENT_RAISED, f"{name}{error}"), reply_to=message)
+        return reply, _with(context, {**context.state, **kept})
+
+
+def _with(context: Context, state: Mapping[str, Any]) -> Context:
+    return Context(
+        context.run_id, context.node_id, context.node_config, RecordDict(dict(state)), context.run_config
+    )
 
 
 class SimulationGrid(Grid):
@@ -56,9 +65,7 @@ class SimulationGrid(Grid):
         identify()
         self._run = Run.create_empty(RUN_ID)
         self.contexts = {
-            node: Context(
-                RUN_ID, node, {PARTITION: node - 1, "num-partitions": nodes}, RecordDict(), run_config
-            )
+            node: Context(RUN_ID, node, {PARTITION: node - 1, PARTITIONS: nodes}, RecordDict(), run_config)
             for node in range(1, nodes + 1)
         }
 
@@ -98,9 +105,21 @@ class SimulationGrid(Grid):
 
     def save(self, folder: Path, done: int) -> None:
         """Write what the nodes keep between rounds, as old as the server's checkpoint `done`."""
+        self._write_ledgers(folder)
         states = {node: context.state for node, context in self.contexts.items()}
         with atomically(_clients(folder, done)) as out:
             pickle.dump(states, out)
+
+    def _write_ledgers(self, folder: Path) -> None:
+        accounts = {}
+        for context in self.contexts.values():
+            record = context.state.get(LEDGER)
+            if isinstance(record, ConfigRecord):
+                account = Account.from_json(str(record[ACCOUNT]))
+                accounts[account.site] = account, [str(entry) for entry in record[NEW]]  # type: ignore[union-attr]
+                context.state[LEDGER] = ConfigRecord({ACCOUNT: record[ACCOUNT], NEW: []})
+        if accounts:
+            write_accounts(folder / LEDGERS, accounts)
 
     def load(self, folder: Path, done: int) -> None:
         """Read back what `save` wrote. Only ever read from a run folder of your own (it is a pickle)."""

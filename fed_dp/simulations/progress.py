@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fed_dp.experiment import Experiment
+from fed_dp.strategies.app import spent_text
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line
 
@@ -44,7 +45,7 @@ class ProgressBar(Silent):
         if "accuracy" in line:
             self._accuracy = f"accuracy {line['accuracy']:.4f}"
         cost = line["epsilon"]
-        spent = f"ε {cost['max']:.2f} of {self._budget:g}" if cost else "no privacy"
+        spent = spent_text(cost, self._budget) if cost else "no privacy"
         self._bytes[0] += line["bytes"]["uploaded"]
         self._bytes[1] += line["bytes"]["downloaded"]
         traffic = f"↑ {self._bytes[0] / 1e6:.1f} ↓ {self._bytes[1] / 1e6:.1f} MB"

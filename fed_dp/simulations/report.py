@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fed_dp.accounting import Statement
+from fed_dp.accounting.statement import number
 from fed_dp.strategies.run_folder import Line, write_atomically
 
 Summary = Mapping[str, Any]
@@ -28,7 +29,8 @@ def cost_text(summary: Summary) -> str:
     cost = summary["privacy"]
     if cost is None:
         return "no privacy"
-    return f"ε = {cost['epsilon_total']:.2f}, δ = {cost['delta']:g}, {cost['guarantee']}"
+    total = cost["epsilon_total"]
+    return f"ε = {total:,.{0 if total >= 1000 else 2}f}, δ = {cost['delta']:g}, {cost['guarantee']}"
 
 
 def traffic_lines(summary: Summary) -> list[str]:
@@ -119,9 +121,10 @@ def _row(variant: str, summary: Summary) -> str:
 def _statement(summary: Summary) -> str:
     cost = Statement(**summary["privacy"])
     pairs = {
-        "total over the whole run": f"ε = {cost.epsilon_total:.4f}, δ = {cost.delta:g}",
-        "one round alone": f"ε = {cost.epsilon_per_round:.4f} at the same δ",
+        "total over the whole run": f"ε = {number(cost.epsilon_total)}, δ = {cost.delta:g}",
+        **({"total at δ = 0": f"ε = {number(cost.epsilon_pure)}"} if cost.epsilon_pure is not None else {}),
         "budget of each site": f"ε = {cost.budget_epsilon:g}",
+        "parts of it": cost.parts,
         "guarantee": cost.guarantee,
         "unit": f"one {cost.unit}",
         "neighbours": cost.neighbours,

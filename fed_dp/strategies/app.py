@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from fed_dp.accounting.statement import number
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.strategies.rounds import Observer, Silent, run_rounds
@@ -39,6 +41,13 @@ class PlainLines(Silent):
         print(text, file=self._out, flush=True)
 
 
+def spent_text(cost: Mapping[str, float], budget: float | None) -> str:
+    """Return what sites have spent of their budget: least / median / most, or one where all are equal."""
+    each = [number(cost[key]) for key in ("min", "median", "max")]
+    told = each[0] if len(set(each)) == 1 else f"min/median/max {' / '.join(each)}"
+    return f"ε {told} of {budget:g}"
+
+
 def round_text(line: Line, *, rounds: int, budget: float | None) -> str:
     """Return one round's line for people."""
     clients, sent = line["clients"], line["bytes"]
@@ -46,7 +55,7 @@ def round_text(line: Line, *, rounds: int, budget: float | None) -> str:
     if "accuracy" in line:
         parts.append(f"accuracy {line['accuracy']:.4f}")
     if line["epsilon"]:
-        parts.append(f"ε {line['epsilon']['max']:.3f} of {budget:g}")
+        parts.append(spent_text(line["epsilon"], budget))
     elif budget is None:
         parts.append("no privacy")
     parts.append(f"{clients['uploaded']}/{clients['asked']} clients")

@@ -46,7 +46,7 @@ class Standalone(SiteStrategy):
 
     def state(self) -> State:
         """Return all sites' models."""
-        return {"weights": self.weights, "own": self.own}
+        return {**super().state(), "own": self.own}
 
     def restore(self, state: State) -> None:
         """Take over all sites' models."""

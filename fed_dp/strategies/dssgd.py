@@ -90,6 +90,7 @@ class Dssgd(SiteStrategy):
     def state(self) -> State:
         """Return weights, counters and turns."""
         return {
+            **super().state(),
             "weights": self.server.weights,
             "stat": self.server.stat,
             "version": np.array(self.server.version),

@@ -17,7 +17,7 @@ from fed_dp.errors import ResumeError
 from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation, federation
-from fed_dp.experiment.release import agreed_release
+from fed_dp.experiment.release import agreement, budget_of
 from fed_dp.models import Evaluator, Vector, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
@@ -84,11 +84,8 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     strategy = _strategy(experiment, initial_weights(*network, seed=experiment.seed), sites)
     turns = _turns(experiment, strategy, grid)
     fingerprint = data.fingerprint()
-    if folder.same_data(fingerprint) and experiment.private and isinstance(turns, FreeRunning):
-        raise ResumeError(
-            f"{folder.path}: strategy.exchange = 'free_running' cannot repeat the turns after its last "
-            "checkpoint exactly, so what they released would be released twice and paid once; start a new run"
-        )
+    if folder.same_data(fingerprint) and experiment.private:
+        _check_repeatable(experiment, folder, turns)
     done, lines = _resume(folder, strategy, observer)
     events: dict[int, list[Event]] = defaultdict(list)
     for line in lines:
@@ -115,11 +112,25 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     return summary
 
 
+def _check_repeatable(experiment: Experiment, folder: RunFolder, turns: Turns) -> None:
+    """Refuse to resume a private run whose last turns cannot be repeated with the same noise."""
+    if isinstance(turns, FreeRunning):
+        what = "strategy.exchange = 'free_running'"
+    elif experiment.privacy.noise_source == "secure":
+        what = "privacy.noise_source = 'secure'"
+    else:
+        return
+    raise ResumeError(
+        f"{folder.path}: {what} cannot repeat the turns after its last checkpoint exactly, so what they "
+        "released would be released twice and paid once; start a new run"
+    )
+
+
 def _strategy(experiment: Experiment, weights: Vector, sites: Sequence[Site]) -> SiteStrategy:
     options: dict[str, Any] = {
         "fraction": experiment.clients.fraction,
         "seed": experiment.seed,
-        "release": agreed_release(experiment),
+        "agreements": [agreement(experiment, client=site.client, size=weights.size) for site in sites],
     }
     if isinstance(experiment.strategy, DssgdOptions):
         options["options"] = experiment.strategy
@@ -155,10 +166,8 @@ def _resume(folder: RunFolder, strategy: SiteStrategy, observer: Observer) -> tu
 
 
 def _spent(experiment: Experiment, events: dict[int, list[Event]]) -> dict[str, float] | None:
-    delta = experiment.privacy.delta
-    if delta is None or not events:
-        return None
-    return spread(events, delta=delta)
+    budget = budget_of(experiment)
+    return None if budget is None or not events else spread(events, delta=budget.delta)
 
 
 def _line(
@@ -206,7 +215,12 @@ def _summary(
     seconds = sum(line["seconds"] for line in lines)
     came_late = sum(line["late"] for line in lines)
     late = sum(why == NO_REPLY for line in lines for why in line["failures"].values()) - came_late
-    cost = _statement(experiment, members, events, late)
+    refused = sum(
+        any(word in why for word in ("over the budget", "ledger "))
+        for line in lines
+        for why in line["failures"].values()
+    )
+    cost = _statement(experiment, members, events, late, refused)
     summary: dict[str, Any] = {
         "experiment": experiment.name,
         "digest": experiment.digest,
@@ -264,17 +278,17 @@ def _all_staleness(lines: Sequence[Line]) -> dict[str, float] | None:
 
 
 def _statement(
-    experiment: Experiment, members: Federation, events: dict[int, list[Event]], late: int
+    experiment: Experiment, members: Federation, events: dict[int, list[Event]], late: int, refused: int
 ) -> Statement | None:
-    privacy = experiment.privacy
-    if privacy.delta is None or privacy.budget_epsilon is None:
+    budget = budget_of(experiment)
+    if budget is None:
         return None
     return statement(
         events,
-        delta=privacy.delta,
-        budget_epsilon=privacy.budget_epsilon,
+        delta=budget.delta,
+        budget_epsilon=budget.epsilon,
         sites_per_record=members.sites_per_record,
         smallest_site=min(map(len, members.parts)),
-        noise_source=privacy.noise_source,
         late=late,
+        refused=refused,
     )

@@ -27,6 +27,7 @@ from fed_dp.errors import ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 
 Line = dict[str, Any]
+LEDGERS = "ledgers.sqlite"
 
 
 class RunFolder:

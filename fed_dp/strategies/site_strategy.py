@@ -16,8 +16,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fed_dp import seeds
-from fed_dp.accounting import Event, SampledGaussian, from_json
+from fed_dp.accounting import Event, from_json
 from fed_dp.errors import EmptyRound, FedDpError, RunError, UploadRefused
+from fed_dp.experiment.release import Agreement
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode, information_bound
@@ -83,11 +84,13 @@ class SiteStrategy(Strategy):
         *,
         fraction: float = 1.0,
         seed: int = 0,
-        release: SampledGaussian | None = None,
+        agreements: Sequence[Agreement | None] = (),
     ) -> None:
         self.weights = weights
         self.sites = tuple(sites)
-        self.fraction, self.seed, self.release = fraction, seed, release
+        self.fraction, self.seed = fraction, seed
+        self.agreements = agreements or [None] * len(self.sites)
+        self.marks = [""] * len(self.sites)  # of each site's ledger, as last seen
         self.tally = Tally()
         self._asked: list[Question] = []
         self._whole: ArrayRecord | None = None
@@ -116,11 +119,13 @@ class SiteStrategy(Strategy):
 
     def state(self) -> State:
         """Return everything a resumed run needs."""
-        return {"weights": self.weights}
+        return {"weights": self.weights, "marks": np.array(self.marks)}
 
     def restore(self, state: State) -> None:
         """Take over the state of an earlier run."""
         self.weights = state["weights"]
+        if "marks" in state:
+            self.marks = state["marks"].tolist()
 
     # ---------------------------------------------------------------------------- one round
 
@@ -139,7 +144,6 @@ class SiteStrategy(Strategy):
     def ask(self, server_round: int, sites: Iterable[Site]) -> list[Message]:
         """Return the messages that send each site its download."""
         self._whole = None
-        order = ConfigRecord({names.ROUND: server_round})
         messages = []
         for site in sites:
             content, count, version = self.download(server_round, site)
@@ -147,6 +151,7 @@ class SiteStrategy(Strategy):
             if self.shares:
                 self.tally.bytes_downloaded += _bytes(content)
                 self.tally.bound_downloaded += information_bound(self.weights.size, count)
+            order = ConfigRecord({names.ROUND: server_round, names.MARK: self.marks[site.client]})
             records = RecordDict({names.ARRAYS: content, names.CONFIG: order})
             message = Message(records, site.node, MessageType.TRAIN, group_id=str(server_round))
             self._asked.append(Question(message, site, server_round, version))
@@ -244,6 +249,7 @@ class SiteStrategy(Strategy):
             told = content.config_records[names.CONFIG]
             names.check_round(told[names.ROUND], asked=question.turn)
             self._book(question, str(told[names.EVENTS]))  # the server has it: spent, good or bad
+            self.marks[site.client] = str(told.get(names.MARK, ""))[:_LONGEST]
             array = content.array_records[names.ARRAYS][names.CHANGE]
             records = content.metric_records[names.METRICS][names.RECORDS]
         except KeyError as error:
@@ -261,16 +267,20 @@ class SiteStrategy(Strategy):
 
     def _book(self, question: Question, text: str) -> None:
         events = from_json(text)
-        if len(events) != (self.release is not None):
+        agreed, client = self.agreements[question.site.client], question.site.client
+        if len(events) != (agreed is not None):
             raise UploadRefused(f"{len(events)} events: a private upload has one, another has none")
         for event in events:
-            if (event.client, event.round) != (question.site.client, question.turn):
+            if (event.client, event.round) != (client, question.turn):
                 raise UploadRefused(
                     f"an event of client {event.client}, round {event.round} in the upload of client "
-                    f"{question.site.client}, round {question.turn}"
+                    f"{client}, round {question.turn}"
                 )
-            if event.release != self.release:
-                raise UploadRefused(f"it released {event.release}, agreed was {self.release}")
+            if agreed is not None and event != agreed.event(turn=question.turn, client=client):
+                raise UploadRefused(
+                    f"it released {event.release} ({event.guarantee}, {event.noise_source}), agreed was "
+                    f"{agreed.release} ({agreed.guarantee}, {agreed.noise_source})"
+                )
         self.tally.events += events
 
 

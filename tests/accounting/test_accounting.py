@@ -8,6 +8,7 @@ from opacus.accountants import PRVAccountant
 from fed_dp.accounting import (
     Event,
     SampledGaussian,
+    SparseVector,
     Statement,
     epsilon,
     from_json,
@@ -21,7 +22,7 @@ DELTA = 1e-5
 
 
 def event(client: int, turn: int, release: SampledGaussian) -> Event:
-    return Event(release, turn, client, "record", "add/remove one", "proved", "because")
+    return Event(release, "psgd", turn, client, "simulation")
 
 
 def state(events: dict[int, list[Event]], sites: int = 1, smallest: int = 50) -> Statement | None:
@@ -31,7 +32,6 @@ def state(events: dict[int, list[Event]], sites: int = 1, smallest: int = 50) ->
         budget_epsilon=9.0,
         sites_per_record=sites,
         smallest_site=smallest,
-        noise_source="simulation",
     )
 
 
@@ -89,17 +89,18 @@ def test_events_survive_the_wire_and_malformed_ones_are_refused() -> None:
     good = json.loads(to_json(events))[0]
     altered = [
         {"guarantee": "perfect"},
-        {"unit": "nobody"},
+        {"noise_source": "nobody"},
+        {"release": {"mechanism": "magic"}},
+        {"release": {"mechanism": "laplace", "epsilon": -1.0}},
         {"client": [0]},
         {"client": True},
         {"round": -1},
         {"round": 1.5},
-        {"reason": "x" * 2000},
         {"extra": 1},
     ]
     as_text = [json.dumps([{**good, **change}]) for change in altered]
     for wrong in (*as_text, "", "{", "[1]", '[{"release": {}}]', '[{"unit": "record"}]', "[" * 100_000):
-        with pytest.raises(PrivacyError, match="malformed"):
+        with pytest.raises(PrivacyError, match=r"malformed|epsilon = -1.0"):
             from_json(wrong)
 
 
@@ -119,14 +120,21 @@ def test_disjoint_sites_cost_the_largest_and_shared_records_pay_at_each() -> Non
 
 def test_a_statement_tells_the_total_first_and_the_worst_standing() -> None:
     release = SampledGaussian(2.0, 0.1, 20)
-    claimed = Event(release, 2, 0, "record", "add/remove one", "claimed", "because")
-    found = state({0: [event(0, 1, release), claimed]})
+    refuted = Event(SparseVector(0.5, 7), "sparse_vector_as_printed", 2, 0, "secure")
+    found = state({0: [event(0, 1, release), refuted]})
     assert found is not None
-    assert found.guarantee == "claimed"
+    assert found.guarantee == "refuted"
+    assert (found.unit, found.neighbours) == ("record", "add/remove one")  # the weakest of the two
+    assert found.noise_source == "secure and simulation"
+    assert found.epsilon_per_parameter == 0.5 / 7
+    assert found.epsilon_pure is None
     lines = found.lines()
     assert lines[0].startswith(f"privacy: total ε = {found.epsilon_total:.3f}")
-    assert "not secure" in "".join(lines)
-    assert found.warnings == ()
+    assert "no ε holds" in found.warnings[0]
+    plain = state({0: [event(0, 1, release)]})
+    assert plain is not None
+    assert "not secure" in "".join(plain.lines())
+    assert plain.warnings == ()
     assert state({}) is None
 
 

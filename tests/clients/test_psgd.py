@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dp.accounting import noise_multiplier
+from fed_dp.accounting import SampledGaussian, noise_multiplier
 from fed_dp.clients import psgd
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.trainer import Site
 from fed_dp.errors import ModelError
-from fed_dp.experiment import Psgd, release
+from fed_dp.experiment import Experiment, Psgd, release
+from fed_dp.experiment.schema import Privacy
 from fed_dp.models import FlatNetwork
 
 BUDGET, DELTA, ROUNDS = 4.0, 1e-5, 3
@@ -34,9 +35,16 @@ def site(turn: int = 1, *, x: np.ndarray | None = None, seed: int = 0) -> Site:
 
 
 def trainer(settings: Psgd, model: str = "small-mlp") -> PsgdTrainer:
-    return PsgdTrainer(
-        settings, FlatNetwork(model, (64,), 10), budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS
-    )
+    return PsgdTrainer(settings, FlatNetwork(model, (64,), 10), release=agreed(settings))
+
+
+def agreed(settings: Psgd) -> SampledGaussian:
+    privacy = Privacy(budget_epsilon=BUDGET, delta=DELTA)
+    experiment = Experiment(rounds=ROUNDS, trainer=settings, privacy=privacy)
+    found = release.agreement(experiment, client=0, size=1)
+    assert found is not None
+    assert isinstance(found.release, SampledGaussian)
+    return found.release
 
 
 def sigma(settings: Psgd) -> float:
@@ -66,13 +74,11 @@ def check_noise(gradients: str) -> None:
 def halve_the_noise(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
     patch.setattr(release, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
-    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)  # and silence the meter
 
 
 def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
     patch.setattr(release, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS}))
-    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
 
 
 @pytest.mark.statistical
@@ -110,7 +116,6 @@ def check_clipping(gradients: str, clip: float = 0.5) -> None:
 
 def without_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(release, "noise_multiplier", lambda **_: 1e-3)
-    patch.setattr(psgd, "epsilon", lambda *_, **__: 0.0)
 
 
 @pytest.mark.parametrize("gradients", ["hooks", "ghost"])
@@ -169,13 +174,13 @@ def test_a_layer_that_mixes_records_is_refused_by_name() -> None:
     net = FlatNetwork("small-mlp", (64,), 10)
     net.network = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with pytest.raises(ModelError, match=r"cannot be trained by 'psgd'.*BatchNorm"):
-        PsgdTrainer(config(), net, budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS)
+        PsgdTrainer(config(), net, release=agreed(config()))
 
 
 def test_the_gradient_method_is_chosen_by_network() -> None:
     def ghost(model: str, shape: tuple[int, ...]) -> bool:
         net = FlatNetwork(model, shape, 10)
-        one = PsgdTrainer(config(), net, budget_epsilon=BUDGET, delta=DELTA, rounds=ROUNDS)
+        one = PsgdTrainer(config(), net, release=agreed(config()))
         return isinstance(one._module, psgd.GradSampleModuleFastGradientClipping)
 
     assert ghost("dssgd-mlp", (1, 32, 32))

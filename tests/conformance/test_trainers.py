@@ -8,12 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from fed_dp.accounting import epsilon, from_json, to_json
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Fit, Site, State, Trainer
-from fed_dp.errors import BudgetExceeded
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import federation
+from fed_dp.experiment.release import agreement
 from fed_dp.models import Evaluator, Vector, initial_weights
 from tests.conftest import small
 
@@ -104,9 +103,8 @@ def test_state_and_metrics_are_plain_numbers_that_survive_json(bench: Bench) -> 
 
 def test_a_trainer_spends_if_and_only_if_it_says_so(bench: Bench) -> None:
     trainer = bench.trainer()
-    fit = bench.fit(trainer)
-    assert trainer.spends == bench.experiment.private == bool(fit.events)
-    assert from_json(to_json(fit.events)) == fit.events
+    agreed = agreement(bench.experiment, client=0, size=bench.start.size)
+    assert trainer.spends == bench.experiment.private == (agreed is not None)
 
 
 def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(private: Bench) -> None:
@@ -116,23 +114,3 @@ def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(pri
     one, two = (trainer.fit(private.start, Site(x, labels, 0, 1, 3), {}) for labels in (y, other))
     assert one.change.tobytes() != two.change.tobytes()
     assert dict(one.metrics) == dict(two.metrics)
-    assert one.events == two.events
-
-
-def test_a_private_trainer_spends_its_budget_over_all_rounds_and_then_refuses(private: Bench) -> None:
-    trainer, privacy = private.trainer(), private.experiment.privacy
-    assert privacy.budget_epsilon is not None
-    assert privacy.delta is not None
-    state: State = {}
-    events = []
-    for turn in range(1, private.experiment.rounds + 1):
-        fit = private.fit(trainer, turn=turn, state=state)
-        state = fit.state
-        events += fit.events
-        spent = epsilon((event.release for event in events), delta=privacy.delta)
-        assert spent <= privacy.budget_epsilon
-    assert spent > 0.98 * privacy.budget_epsilon
-    with pytest.raises(BudgetExceeded, match=r"over the budget of 4.*nothing was sent"):
-        private.fit(trainer, turn=turn + 1, state=state)
-    with pytest.raises(BudgetExceeded):  # a restarted process with the site's state refuses as well
-        private.fit(private.trainer(), turn=turn + 1, state=state)

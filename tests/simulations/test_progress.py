@@ -40,14 +40,17 @@ def test_the_bar_shows_round_accuracy_cost_and_traffic() -> None:
     for text in (
         "round 2/2",
         "accuracy 0.7000",
-        "ε 2.50 of 4",
+        "ε min/median/max 1.000 / 1.000 / 2.500 of 4",
         "↑ 4.0 ↓ 8.0 MB",
         "client 2 failed: [no] answer",
     ):
         assert text in shown
 
 
-@pytest.mark.parametrize(("epsilon", "says"), [(None, "no privacy"), ({"max": 1.25}, "ε 1.250 of 4")])
+@pytest.mark.parametrize(
+    ("epsilon", "says"),
+    [(None, "no privacy"), (dict.fromkeys(("min", "median", "max"), 1.25), "ε 1.250 of 4")],
+)
 def test_plain_lines_say_the_same(epsilon: dict[str, float] | None, says: str) -> None:
     out = io.StringIO()
     observer = PlainLines(out)

@@ -10,6 +10,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fed_dp.accounting import Event, SampledGaussian, to_json
 from fed_dp.errors import EmptyRound, RunError
+from fed_dp.experiment.release import Agreement
 from fed_dp.models import Evaluator
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode
@@ -24,11 +25,11 @@ SIZE = 4
 SITES = [Site(node=10 + k, client=k, records=10 * (k + 1)) for k in range(3)]
 
 
-AGREED = SampledGaussian(1.0, 0.1, 10)
+AGREED = Agreement(SampledGaussian(1.0, 0.1, 10), "psgd", "simulation")
 
 
-def released(*, client: int, turn: int = 1, release: SampledGaussian = AGREED) -> Event:
-    return Event(release, turn, client, "record", "add/remove one", "proved", "because")
+def released(*, client: int, turn: int = 1, release: SampledGaussian | None = None) -> Event:
+    return Event(release or AGREED.release, "psgd", turn, client, "simulation")
 
 
 @pytest.fixture(autouse=True)
@@ -174,7 +175,7 @@ def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> No
 
 def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
     """A private round in which client 1 sends these events; the others send what they should."""
-    strategy = averaging(release=AGREED)
+    strategy = averaging(agreements=[AGREED] * len(SITES))
     replies = []
     for question, site in zip(asked(strategy), SITES, strict=True):
         one = site.client == 1

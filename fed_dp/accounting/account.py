@@ -1,0 +1,149 @@
+"""An account: what a site may spend and has spent, as a chain of entries, each sealing the one before.
+
+Pure: no file, no clock. `ledger` makes it durable; simulations keep it with the virtual client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from fed_dp.accounting.composition import Groups, epsilon
+from fed_dp.accounting.events import Event, Release, event_of, release_of
+from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
+
+_ROUNDING = 1 + 1e-9  # n equal parts of a budget may add up to a bit more than it
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The most a site ever spends: (ε, δ), over all runs that use its account. δ = 0: pure ε only."""
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < 1e12):
+            raise PrivacyError(f"budget epsilon = {self.epsilon!r}: expected a number above 0")
+        if not (isinstance(self.delta, float | int) and 0 <= self.delta < 1):
+            raise PrivacyError(f"budget delta = {self.delta!r}: expected at least 0 and below 1")
+
+    def pays(self, releases: dict[Release, int]) -> bool:
+        """Return whether all these releases together stay within it."""
+        return epsilon(releases, delta=self.delta) <= self.epsilon * _ROUNDING
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One charge. `seal` is the hash of everything in it and, through `previous`, of all before it."""
+
+    number: int
+    previous: str
+    event: Event
+    when: str
+    seal: str
+
+    @classmethod
+    def make(cls, number: int, previous: str, event: Event, when: str) -> Entry:
+        """Seal a new entry."""
+        content = {"number": number, "previous": previous, "event": event.tables(), "when": when}
+        return cls(number, previous, event, when, _hash(content))
+
+    def to_json(self) -> str:
+        """Write the entry."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Entry:
+        """Read an entry; its seal is checked where the chain is."""
+        item: dict[str, Any] = json.loads(text)
+        return cls(**{**item, "event": event_of(item["event"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Where a chain of entries stands: their number, the last seal, and what they add up to."""
+
+    site: str
+    identity: str
+    budget: Budget
+    number: int
+    head: str
+    releases: Groups = ()
+
+    @classmethod
+    def open(cls, site: str, identity: str, budget: Budget) -> Account:
+        """Open an account; site, identity and budget are sealed and never change."""
+        content = {"site": site, "identity": identity, "budget": asdict(budget)}
+        return cls(site, identity, budget, 0, _hash(content))
+
+    @property
+    def spent(self) -> float:
+        """The ε of everything charged, at the budget's δ."""
+        return epsilon(dict(self.releases), delta=self.budget.delta)
+
+    @property
+    def mark(self) -> str:
+        """The head as the server records it: NUMBER:SEAL."""
+        return f"{self.number}:{self.head}"
+
+    def charge(self, event: Event, *, when: str = "", ahead: int = 1) -> tuple[Account, Entry]:
+        """Return the account with one more entry, and the entry.
+
+        Raises BudgetExceeded when the budget cannot pay. `ahead` says how many such releases are
+        planned in all: if the budget pays for all of them, fewer need not be added up again.
+        """
+        after = dict(self.releases)
+        after[event.release] = after.get(event.release, 0) + 1
+        foreseen = (
+            len(after) == 1 and after[event.release] <= ahead and _plan(self.budget, event.release, ahead)
+        )
+        if not foreseen and not self.budget.pays(after):
+            raise BudgetExceeded(
+                f"client {event.client}, round {event.round}: this round would bring ε to "
+                f"{epsilon(after, delta=self.budget.delta):.3f}, over the budget of {self.budget.epsilon:g} "
+                f"(δ = {self.budget.delta:g}); nothing was sent"
+            )
+        entry = Entry.make(self.number + 1, self.head, event, when)
+        return self._with(entry, after), entry
+
+    def replay(self, entries: Iterable[Entry]) -> Account:
+        """Follow a chain; a LedgerFault names the first entry that does not fit."""
+        account = self
+        for entry in entries:
+            expected = Entry.make(account.number + 1, account.head, entry.event, entry.when)
+            if entry != expected:
+                raise LedgerFault(f"entry {account.number + 1} of site {self.site!r} does not fit the chain")
+            after = dict(account.releases)
+            after[entry.event.release] = after.get(entry.event.release, 0) + 1
+            account = account._with(entry, after)
+        return account
+
+    def _with(self, entry: Entry, releases: dict[Release, int]) -> Account:
+        return replace(self, number=entry.number, head=entry.seal, releases=tuple(releases.items()))
+
+    def to_json(self) -> str:
+        """Write the account for a virtual client's state."""
+        return json.dumps(
+            {**asdict(self), "releases": [(asdict(release), count) for release, count in self.releases]}
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Account:
+        """Read an account."""
+        item = json.loads(text)
+        releases = tuple((release_of(release), int(count)) for release, count in item["releases"])
+        return cls(**{**item, "budget": Budget(**item["budget"]), "releases": releases})
+
+
+@lru_cache(maxsize=256)
+def _plan(budget: Budget, release: Release, ahead: int) -> bool:
+    return budget.pays({release: ahead})
+
+
+def _hash(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

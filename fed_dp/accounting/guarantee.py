@@ -1,0 +1,86 @@
+"""Guarantees: what is promised about a release, to whom, and whether it is proved.
+
+proved    there is a proof, and the code is held to its conditions
+claimed   a paper says so; its proof does not cover what is done, or nobody has checked it
+refuted   a counterexample is known: the stated ε does not hold
+
+Events name their guarantee; the words live here, once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["proved", "claimed", "refuted"]
+Unit = Literal["record", "participant"]
+Neighbours = Literal["add/remove one", "replace one"]
+
+ASSUMPTIONS = (
+    "the number of records of each site is public",
+    "bounds, categories and standardisation constants are public",
+    "test records are the server's and are not protected: every score is computed on them as they are",
+    "choosing hyper-parameters is not counted",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """What is promised. `unit` is what may change between neighbours: a record, or all of a site's."""
+
+    name: str
+    status: Status
+    unit: Unit
+    neighbours: Neighbours
+    reason: str
+    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+
+_SITE = "; it holds for all records of a site at once, because truncation bounds any change"
+
+GUARANTEES = {
+    guarantee.name: guarantee
+    for guarantee in (
+        Guarantee(
+            "psgd",
+            "proved",
+            "record",
+            "add/remove one",
+            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson sampling and clipping by Opacus, "
+            "composed over all steps of all rounds by privacy loss distributions",
+        ),
+        Guarantee(
+            "sparse_vector",
+            "proved",
+            "participant",
+            "replace one",
+            "sparse vector technique (Lyu, Su, Li 2017, Algorithm 1) on magnitudes truncated to γ, then "
+            "Laplace noise on truncated values (sensitivity 2γ each)" + _SITE,
+        ),
+        Guarantee(
+            "sparse_vector_paper",
+            "proved",
+            "participant",
+            "replace one",
+            "Fig. 12 of Shokri and Shmatikov 2015 with values truncated before noise, which the figure "
+            "omits: c segments of ε₁/c each and c releases of ε₂/(2c)" + _SITE,
+        ),
+        Guarantee(
+            "sparse_vector_as_printed",
+            "refuted",
+            "participant",
+            "replace one",
+            "Fig. 12 as printed truncates released values only after noise: a change of 20γ costs ten "
+            "times the stated ε, and there is no bound",
+        ),
+        Guarantee(
+            "random_mask",
+            "proved",
+            "participant",
+            "replace one",
+            "Gaussian mechanism (analytic calibration, Balle and Wang 2018) on coordinates drawn without "
+            "looking at the records, clipped in L2 norm" + _SITE,
+        ),
+    )
+}
+WORST: tuple[Status, ...] = ("refuted", "claimed", "proved")

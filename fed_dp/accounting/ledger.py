@@ -1,0 +1,261 @@
+"""The ledger: a site's account on disk. It refuses to overspend, and any doubt about it refuses, too.
+
+SQLite with a write-ahead log and full synchronisation: when `charge` returns, the charge is on disk;
+only then may noise be drawn. What was sent is kept beside it until the next, so that a retry
+sends the same bytes again and costs nothing. An older copy put back in place is found by the mark
+(number and seal of the last entry) that the server has recorded.
+
+site    name, identity, budget (sealed), number and seal of the last entry
+entry   one charge each, chained by seals
+outbox  the last upload of each experiment, as it was sent
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+from fed_dp.accounting.account import Account, Budget, Entry
+from fed_dp.accounting.events import Event
+from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
+
+_SCHEMA = """
+CREATE TABLE site (name TEXT PRIMARY KEY, identity TEXT NOT NULL, epsilon REAL NOT NULL,
+                   delta REAL NOT NULL, number INTEGER NOT NULL, seal TEXT NOT NULL) STRICT;
+CREATE TABLE entry (site TEXT NOT NULL, number INTEGER NOT NULL, content TEXT NOT NULL,
+                    PRIMARY KEY (site, number)) STRICT;
+CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, question TEXT NOT NULL,
+                     number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment)) STRICT;
+"""
+PATIENCE = 30.0  # seconds to wait for another process that is charging
+
+
+class Ledger:
+    """One site's account in a file. Nothing is remembered between calls: the file is what counts."""
+
+    def __init__(self, path: Path, site: str | None = None) -> None:
+        self.path, self._site = path, site
+
+    @classmethod
+    def create(cls, path: Path, *, site: str, budget: Budget) -> Ledger:
+        """Make a new ledger. Its budget can never be changed; an existing file is never replaced."""
+        if path.exists():
+            raise LedgerFault(f"{path} exists already: a ledger is never replaced")
+        with _create(path) as db:
+            _insert_site(db, Account.open(site, uuid4().hex, budget))
+        return cls(path)
+
+    # ------------------------------------------------------------------------------- reading
+
+    def sites(self) -> list[str]:
+        """Return the names of all sites in the file: one for a real site, many for a simulation."""
+        with self._open("ro") as db:
+            return [name for (name,) in db.execute("SELECT name FROM site ORDER BY rowid")]
+
+    def read(self, *, known: str | None = None) -> tuple[Account, list[Entry]]:
+        """Return the account and all its entries, every seal checked."""
+        with self._open("ro") as db:
+            return self._read(db, known)
+
+    # ------------------------------------------------------------------------------ charging
+
+    def charge(self, event: Event, *, known: str | None = None, ahead: int = 1) -> Account:
+        """Charge a release. When this returns, it is on disk and counts, whatever happens next.
+
+        `known` is the mark that the server has recorded; a ledger that does not contain it has been
+        rolled back. Raises BudgetExceeded or LedgerFault; then nothing may be sent.
+        """
+        with self._open("rw") as db, _transaction(db):
+            account, _ = self._read(db, known)
+            after, entry = account.charge(event, when=_now(), ahead=ahead)
+            db.execute("INSERT INTO entry VALUES (?, ?, ?)", (account.site, entry.number, entry.to_json()))
+            db.execute(
+                "UPDATE site SET number = ?, seal = ? WHERE name = ?", (after.number, after.head, after.site)
+            )
+        return after
+
+    def keep(self, account: Account, *, experiment: str, question: str, body: bytes) -> None:
+        """Keep what is about to be sent, in place of what this experiment sent before."""
+        with self._open("rw") as db, _transaction(db):
+            db.execute(
+                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?)",
+                (account.site, experiment, question, account.number, body),
+            )
+
+    def kept(self, *, experiment: str, question: str, known: str | None = None) -> bytes | None:
+        """Return what was sent in answer to this very question, if it was the experiment's last."""
+        with self._open("rw") as db:
+            account, _ = self._read(db, known)
+            found = db.execute(
+                "SELECT body FROM outbox WHERE site = ? AND experiment = ? AND question = ?",
+                (account.site, experiment, question),
+            ).fetchone()
+        return None if found is None else bytes(found[0])
+
+    # --------------------------------------------------------------------------------- inside
+
+    @contextmanager
+    def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
+        if not self.path.is_file():
+            raise LedgerFault(
+                f"ledger {self.path} is missing: what this site has spent is not known, so nothing is sent; "
+                "put it back, or, for a site that never took part, make one with: fed-dp ledger create"
+            )
+        with _explained(self.path), closing(_connect(self.path, mode)) as db:
+            yield db
+
+    def _read(self, db: sqlite3.Connection, known: str | None) -> tuple[Account, list[Entry]]:
+        rows = db.execute("SELECT * FROM site").fetchall()
+        chosen = [row for row in rows if self._site in (None, row[0])]
+        if len(chosen) != 1:
+            names = ", ".join(str(row[0]) for row in rows[:5])
+            raise LedgerFault(
+                f"{self.path} holds {len(rows)} sites ({names}), not the one that was asked for"
+            )
+        name, identity, budget_epsilon, delta, number, seal = chosen[0]
+        texts = db.execute("SELECT content FROM entry WHERE site = ? ORDER BY number", (name,)).fetchall()
+        entries = [Entry.from_json(text) for (text,) in texts]
+        start = Account.open(name, identity, Budget(budget_epsilon, delta))
+        if entries and entries[0].previous != start.head:
+            raise LedgerFault(
+                f"the name, identity or budget of site {name!r} was changed after it was created"
+            )
+        account = start.replay(entries)
+        if (account.number, account.head) != (number, seal):
+            raise LedgerFault(
+                f"site {name!r} has {account.number} entries where {number} were written: some were removed"
+            )
+        _contains(start, entries, known)
+        return account, entries
+
+
+def _contains(start: Account, entries: Sequence[Entry], known: str | None) -> None:
+    """Refuse a chain in which the mark that the server has recorded does not occur."""
+    if not known:
+        return
+    number, _, seal = known.partition(":")
+    seals = [start.head, *(entry.seal for entry in entries)]
+    if not number.isdecimal() or int(number) >= len(seals):
+        raise LedgerFault(
+            f"the server has seen entry {number[:20]}, this ledger ends at {len(seals) - 1}: it was rolled "
+            "back to an older copy; put the newest one back"
+        )
+    if seals[int(number)] != seal:
+        raise LedgerFault(f"entry {number} is not the one that the server has seen: this is another ledger")
+
+
+def write_accounts(path: Path, accounts: Mapping[str, tuple[Account, Sequence[str]]]) -> None:
+    """Write virtual clients' accounts and their new entries (as JSON) into one file.
+
+    For simulations: it is as safe as the run folder's checkpoint, not synchronised by itself. An entry
+    that is there already must be the same: a resumed run repeats its last round exactly.
+    """
+    if not path.exists():
+        with _create(path):
+            pass
+    with _explained(path), closing(_connect(path, "rw")) as db:
+        db.execute("PRAGMA synchronous = OFF")
+        with _transaction(db):
+            known = {name for (name,) in db.execute("SELECT name FROM site")}
+            for name, (account, _) in accounts.items():
+                if name not in known:
+                    _insert_site(db, account)
+            rows = [
+                (name, entry.number, text)
+                for name, (_, texts) in accounts.items()
+                for text in texts
+                for entry in [Entry.from_json(text)]
+            ]
+            db.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?)", rows)
+            for name, number, text in rows:
+                [(found,)] = db.execute(
+                    "SELECT content FROM entry WHERE site = ? AND number = ?", (name, number)
+                )
+                if found != text:
+                    raise LedgerFault(f"entry {number} of site {name!r} would be written twice, differently")
+            db.executemany(
+                "UPDATE site SET number = ?, seal = ? WHERE name = ? AND number <= ?",
+                [(a.number, a.head, name, a.number) for name, (a, _) in accounts.items()],
+            )
+
+
+def _insert_site(db: sqlite3.Connection, account: Account) -> None:
+    budget = account.budget
+    db.execute(
+        "INSERT INTO site VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            account.site,
+            account.identity,
+            float(budget.epsilon),
+            float(budget.delta),
+            account.number,
+            account.head,
+        ),
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _connect(path: Path, mode: str) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE, isolation_level=None
+    )
+    if mode != "ro":
+        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = FULL")
+    return db
+
+
+@contextmanager
+def _create(path: Path) -> Iterator[sqlite3.Connection]:
+    """Make the file whole under another name first, so that it appears with its tables or not at all."""
+    partial = path.with_name(path.name + ".part")
+    with _explained(path):
+        partial.unlink(missing_ok=True)
+        with closing(_connect(partial, "rwc")) as db:
+            db.executescript(_SCHEMA)
+            yield db
+        partial.rename(path)
+
+
+@contextmanager
+def _transaction(db: sqlite3.Connection) -> Iterator[None]:
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        db.execute("COMMIT")
+    except BaseException:
+        if db.in_transaction:
+            db.execute("ROLLBACK")
+        raise
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    """Turn whatever goes wrong with the file into a LedgerFault that says so."""
+    try:
+        yield
+    except BudgetExceeded:
+        raise
+    except PrivacyError as error:
+        if str(path) in str(error):
+            raise
+        raise LedgerFault(f"ledger {path}: {error}; nothing was sent") from None
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error):
+            why = f"another process has held it for {PATIENCE:g} s"
+        else:
+            why = f"{error} (is it writable, and is the disk full?)"
+        raise LedgerFault(f"ledger {path} cannot be used: {why}; nothing was sent") from None
+    except OSError as error:
+        raise LedgerFault(
+            f"ledger {path} cannot be used: {error.strerror or error}; nothing was sent"
+        ) from None
+    except (sqlite3.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise LedgerFault(f"ledger {path} is damaged ({error}); nothing was sent") from None

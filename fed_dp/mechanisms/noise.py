@@ -1,0 +1,114 @@
+"""Where noise comes from. The name of the source is stamped on everything that is released.
+
+simulation  seeded NumPy, in floating point. Repeatable, hence for research alone: whoever knows the
+            seed removes the noise, and the low bits of a float sum tell what was added to.
+secure      the operating system's entropy and OpenDP's exact samplers, on whole multiples of a power
+            of two: what is released is exactly discrete Laplace or discrete Gaussian.
+
+Floating-point Laplace noise leaks through its support (Mironov, CCS 2012), so a source that has
+no exact sampler is never called secure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp.errors import PrivacyError
+from fed_dp.seeds import Generator
+
+NoiseSource = Literal["simulation", "secure"]
+Reals = NDArray[np.floating[Any]]
+FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
+
+
+class Noise(Protocol):
+    """A source of noise. It adds to values rather than hands out noise, so that it can do so exactly.
+
+    `rng` is for what needs no secrecy: an order or a mask that does not depend on the records.
+    """
+
+    name: NoiseSource
+    rng: Generator
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Return values + independent Laplace noise of the given scale (variance 2 scale²)."""
+        ...
+
+    def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Return values + independent Gaussian noise of the given standard deviation."""
+        ...
+
+
+class SimulationNoise:
+    """Seeded noise in floating point. Not secure."""
+
+    name: NoiseSource = "simulation"
+
+    def __init__(self, rng: Generator) -> None:
+        self.rng = rng
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add an exponential with a random sign, which is Laplace and three times as fast."""
+        size = np.asarray(values).size
+        noise = self.rng.standard_exponential(size)
+        noise *= scale
+        signs = np.unpackbits(np.frombuffer(self.rng.bytes(-(-size // 8)), np.uint8), count=size)
+        np.negative(noise, out=noise, where=signs.view(np.bool_))
+        noise += np.ravel(values)
+        return noise.reshape(np.shape(values))
+
+    def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add normal noise."""
+        noise = self.rng.standard_normal(np.shape(values))
+        noise *= scale
+        noise += values
+        return noise
+
+
+class SecureNoise:
+    """The operating system's entropy through OpenDP's exact discrete samplers.
+
+    Values are cut towards zero to multiples of a power of two, which no record decides; that makes
+    no bound larger. Then OpenDP adds discrete noise to whole numbers, without rounding.
+    """
+
+    name: NoiseSource = "secure"
+
+    def __init__(self) -> None:
+        try:
+            import opendp.prelude as dp
+        except ImportError:
+            raise PrivacyError(
+                "privacy.noise_source = 'secure' needs OpenDP's exact samplers, which are not installed: "
+                "pip install 'fed-dp[secure]'"
+            ) from None
+        dp.enable_features("contrib")
+        self._dp = dp
+        self.rng = np.random.default_rng()  # seeded by the operating system
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add discrete Laplace noise."""
+        dp = self._dp
+        return self._add(values, scale, dp.l1_distance(T="i64"), dp.m.make_laplace)
+
+    def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add discrete Gaussian noise (Canonne, Kamath, Steinke 2020: never worse than continuous)."""
+        dp = self._dp
+        return self._add(values, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
+
+    def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
+        grid = 2.0 ** math.floor(math.log2(scale)) * FINENESS
+        whole = np.trunc(np.ravel(values).astype(np.float64) / grid)
+        if whole.size and not np.abs(whole).max() < 2**62:
+            raise PrivacyError(
+                f"noise of scale {scale:g} is too small for values of this size; nothing was sent"
+            )
+        domain = self._dp.vector_domain(self._dp.atom_domain(T="i64"))
+        noisy = (
+            make(domain, metric, scale=scale / grid)(whole.astype(np.int64).tolist()) if whole.size else []
+        )
+        return np.asarray(noisy, np.float64).reshape(np.shape(values)) * grid

@@ -1,0 +1,71 @@
+"""Selection that is itself private: which coordinates leave a site, and with how much noise.
+
+Any change at all may be given, also one that is not finite: what leaves is bounded and noised, so
+not even a diverged training can be told from another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fed_dp.mechanisms import Noise, Split, figure_12, gaussian, sparse_vector
+from fed_dp.sharing.update import LARGEST, SparseUpdate, Vector
+
+PrivateSelection = Literal["sparse_vector", "random_mask"]
+Variant = Literal["proved", "paper", "paper_as_printed"]
+
+
+@dataclass(frozen=True, slots=True)
+class SparseVectorSelector:
+    """At most `count` values that noisily reach `threshold`, noised, each within ±γ (`bound`)."""
+
+    count: int  # c = θ_u · |w|
+    bound: float  # γ
+    threshold: float  # τ
+    epsilon: float  # of one turn
+    variant: Variant = "proved"
+    split: Split = "lyu"
+
+    def select(self, change: Vector, *, noise: Noise) -> SparseUpdate:
+        """Return what is uploaded."""
+        if self.variant == "proved":
+            found = sparse_vector(
+                change,
+                bound=self.bound,
+                threshold=self.threshold,
+                count=self.count,
+                epsilon=self.epsilon,
+                split=self.split,
+                noise=noise,
+            )
+        else:
+            found = figure_12(
+                change,
+                bound=self.bound,
+                threshold=self.threshold,
+                count=self.count,
+                epsilon=self.epsilon,
+                as_printed=self.variant == "paper_as_printed",
+                noise=noise,
+            )
+        return SparseUpdate(found.indices, found.values.astype(np.float32), change.size, self.bound)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomMask:
+    """`count` coordinates drawn without looking, clipped in L2 norm, with Gaussian noise."""
+
+    count: int
+    clip: float
+    multiplier: float  # σ over the sensitivity, 2 · clip
+    bound: float = LARGEST
+
+    def select(self, change: Vector, *, noise: Noise) -> SparseUpdate:
+        """Return what is uploaded."""
+        indices = np.sort(noise.rng.choice(change.size, self.count, replace=False))
+        noised = gaussian(change[indices], clip=self.clip, multiplier=self.multiplier, noise=noise)
+        values = np.clip(noised, -self.bound, self.bound).astype(np.float32)
+        return SparseUpdate(indices, values, change.size, self.bound)
