@@ -1,18 +1,27 @@
 from __future__ import annotations
 
 import json
+import math
 
 import pytest
+from dp_accounting.pld import common
+from dp_accounting.pld import privacy_loss_distribution as pld
 from opacus.accountants import PRVAccountant
 
 from fed_dp.accounting import (
+    GUARANTEES,
     Event,
+    Gaussian,
+    Laplace,
+    Release,
     SampledGaussian,
     SparseVector,
     Statement,
     epsilon,
     from_json,
     noise_multiplier,
+    pure_epsilon,
+    pure_share,
     statement,
     to_json,
 )
@@ -41,6 +50,61 @@ def test_epsilon_agrees_with_opacus_prv_within_two_percent(sigma: float, rate: f
     accountant.history = [(sigma, rate, steps)]
     theirs = accountant.get_epsilon(DELTA)
     assert epsilon([SampledGaussian(sigma, rate, steps)], delta=DELTA) == pytest.approx(theirs, rel=0.02)
+
+
+def test_a_hundred_small_releases_sum_exactly_and_compose_to_less() -> None:
+    releases = [Laplace(0.1)] * 100
+    assert pure_epsilon(releases) == epsilon(releases, delta=0) == 10.0
+    assert epsilon(releases, delta=DELTA) == pytest.approx(4.31, abs=0.01)
+    assert epsilon([Laplace(1.0)] * 10, delta=DELTA) == pytest.approx(10, rel=1e-3)  # nothing to gain there
+    assert pure_epsilon([*releases, Gaussian(1.0)]) is None
+    assert epsilon([Gaussian(1.0)], delta=0) == math.inf
+
+
+MIXED = [Laplace(0.2), SparseVector(0.3, 50), Gaussian(3.0), SampledGaussian(1.5, 0.05, 100)]
+
+
+def test_a_mixture_of_mechanisms_composes_over_rounds() -> None:
+    """Against dp-accounting's own objects; and between the dearest of its parts and their sum."""
+    whole = [release for release in MIXED for _ in range(3)]
+    theirs = pld.from_gaussian_mechanism(3.0, value_discretization_interval=1e-4).self_compose(3)
+    sampled = pld.from_gaussian_mechanism(1.5, value_discretization_interval=1e-4, sampling_prob=0.05)
+    theirs = theirs.compose(sampled.self_compose(300))
+    for each in (0.2, 0.3):
+        pure = pld.from_privacy_parameters(
+            common.DifferentialPrivacyParameters(each), value_discretization_interval=1e-4
+        )
+        theirs = theirs.compose(pure.self_compose(3))
+    found = epsilon(whole, delta=DELTA)
+    assert found == pytest.approx(theirs.get_epsilon_for_delta(DELTA), rel=0.01)
+    parts = [epsilon([release] * 3, delta=DELTA) for release in MIXED]
+    assert max(parts) < found < sum(parts)
+
+
+@pytest.mark.parametrize("extra", MIXED)
+def test_no_release_is_free_in_a_mixture(extra: Release) -> None:
+    assert epsilon([*MIXED, extra], delta=DELTA) > epsilon(MIXED, delta=DELTA)
+
+
+def test_huge_pure_epsilons_are_added_not_forgotten() -> None:
+    huge = [SparseVector(14_010.0, 14_010)] * 3
+    assert epsilon(huge, delta=DELTA) == 42_030
+    rest = epsilon([Gaussian(2.0)], delta=DELTA)
+    assert epsilon([*huge, Gaussian(2.0)], delta=DELTA) == pytest.approx(42_030 + rest)
+
+
+def test_gaussians_are_one_gaussian() -> None:
+    assert epsilon([Gaussian(4.0)] * 16, delta=DELTA) == pytest.approx(epsilon([Gaussian(1.0)], delta=DELTA))
+
+
+@pytest.mark.parametrize(("budget", "delta", "releases"), [(2.0, 1e-5, 200), (8.0, 1e-5, 20), (1.0, 0.0, 7)])
+def test_shares_of_a_budget_spend_it_and_never_more(budget: float, delta: float, releases: int) -> None:
+    each = pure_share(epsilon=budget, delta=delta, releases=releases)
+    spent = epsilon([SparseVector(each, 3)] * releases, delta=delta)
+    assert 0.99 * budget < spent <= budget * (1 + 1e-9)
+    assert each >= budget / releases
+    if releases == 200:
+        assert each > 3 * budget / releases  # what δ buys
 
 
 def test_rounds_compose_to_the_whole_and_no_release_is_free() -> None:
@@ -136,6 +200,31 @@ def test_a_statement_tells_the_total_first_and_the_worst_standing() -> None:
     assert "not secure" in "".join(plain.lines())
     assert plain.warnings == ()
     assert state({}) is None
+
+
+def test_participants_and_records_are_told_apart_where_sites_overlap() -> None:
+    release = SparseVector(1.0, 100)
+    events = {k: [Event(release, "sparse_vector", 1, k, "secure")] for k in range(5)}
+    found = statement(events, delta=0.0, budget_epsilon=9.0, sites_per_record=3, smallest_site=50, refused=2)
+    assert found is not None
+    assert (found.epsilon_total, found.epsilon_pure, found.epsilon_per_round) == (3.0, 3.0, 1.0)
+    assert found.epsilon_per_parameter == 0.01
+    assert (found.unit, found.neighbours, found.guarantee) == ("participant", "replace one", "proved")
+    assert "pays at each (the records of one site alone, all together, cost ε = 1.000)" in found.scope
+    lines = found.lines()
+    text = "\n".join(lines)
+    assert text.index("total ε = 3.000") < text.index("one round alone: ε = 1.000") < text.index("ε/c = 0.01")
+    assert "noise: secure" in text
+    assert "2 client-rounds went on without a site" in lines[-1]
+
+
+def test_every_guarantee_is_complete() -> None:
+    for name, guarantee in GUARANTEES.items():
+        assert guarantee.name == name
+        assert guarantee.reason
+        assert guarantee.assumptions
+    assert {g.status for g in GUARANTEES.values()} == {"proved", "refuted"}
+    assert GUARANTEES["sparse_vector_as_printed"].status == "refuted"
 
 
 def test_a_delta_that_protects_nobody_is_warned_of() -> None:

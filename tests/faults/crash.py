@@ -1,0 +1,179 @@
+"""A site that is killed at any line between a question and its answer. Run by test_ledger_crash.
+
+`python -m tests.faults.crash FOLDER KILLS [MUTANT]` asks one question after the other of a real
+ClientApp with a real ledger. Each is answered in a forked process that kills itself (SIGKILL) at a line
+of the privacy path, then asked again of one that lives. What leaves comes through a pipe. It prints
+what was found, as JSON.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+import fed_dp
+from fed_dp.accounting import Account, Budget, Event, Ledger
+from fed_dp.clients import app as client_app
+from fed_dp.clients.books import SiteBooks
+from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.mechanisms import SecureNoise
+from fed_dp.models import use_one_thread
+from fed_dp.sharing import message as names
+from fed_dp.simulations.grid import RUN_ID, identify
+from fed_dp.strategies.site_strategy import record
+
+WATCHED = ("accounting/ledger", "accounting/account", "clients/app", "clients/books", "clients/participant")
+WATCHED += ("mechanisms/", "sharing/private_selection", "sharing/codec")
+FILES = tuple(str(Path(fed_dp.__file__).parent / name) for name in WATCHED)
+
+
+def experiment() -> Experiment:
+    return build(
+        {
+            "rounds": 10_000,
+            "clients": {"count": 30},
+            "model": {"name": "linear"},
+            "strategy": {
+                "name": "dssgd",
+                "selection": "sparse_vector",
+                "bound": 0.01,
+                "upload_fraction": 0.05,
+            },
+            "privacy": {"budget_epsilon": 1e8, "noise_source": "secure"},
+        }
+    )
+
+
+class Stop:
+    """Kill this very process at the n-th line of the watched files, from where it begins to charge."""
+
+    def __init__(self, line: int) -> None:
+        self.line, self.seen, self.before = line, 0, 0
+
+    def __call__(self, frame: FrameType, kind: str, argument: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(FILES):
+            return None
+        if kind == "call" and frame.f_code.co_qualname == "Ledger.charge":
+            self.before, self.seen = self.seen, 0
+        if kind == "line":
+            self.seen += 1
+            if self.seen == self.line:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return self
+
+
+def answer(path: Path, config: dict[str, Any], turn: int) -> Message:
+    place = client_app._workplace(tuple(sorted(config.items())))
+    content = RecordDict(
+        {
+            names.ARRAYS: record(place.start),
+            names.CONFIG: ConfigRecord({names.ROUND: turn}),
+        }
+    )
+    message = Message(content, 1, MessageType.TRAIN, group_id="1")
+    node: dict[str, Any] = {names.PARTITION: 0, names.LEDGER: str(path)}
+    return client_app.app(message, Context(RUN_ID, 1, node, RecordDict(), config))
+
+
+def ask(
+    path: Path, config: dict[str, Any], turn: int, *, line: int | None = None, after: float = 0.0
+) -> tuple[str, list[int]]:
+    """Ask in a forked process; return the digest of what left it ("" for nothing) and its lines.
+
+    It is killed at a line (0: never, but lines before and since the charge are counted), or after
+    some seconds, or lives.
+    """
+    out, into = os.pipe()
+    if (child := os.fork()) == 0:
+        stop = Stop(line or 0)
+        if line is not None:
+            sys.settrace(stop)
+        reply = answer(path, config, turn)
+        sys.settrace(None)
+        data = reply.content.array_records[names.ARRAYS][names.CHANGE].data
+        os.write(into, hashlib.sha256(data).hexdigest().encode())
+        os.write(into, f" {stop.before} {stop.seen}".encode())
+        os._exit(0)
+    os.close(into)
+    killer = threading.Timer(after, os.kill, (child, signal.SIGKILL)) if after else None
+    if killer:
+        killer.start()
+    with os.fdopen(out, "rb") as pipe:
+        left = pipe.read().decode().split()
+    if killer:
+        killer.cancel()
+        killer.join()
+    os.waitpid(child, 0)
+    return (left[0] if left else ""), [int(count) for count in left[1:]]
+
+
+def weaken(mutant: str) -> None:
+    """Make the books worse: the checks must see it."""
+    if mutant == "late":  # the charge is written when the answer is kept: after noise was drawn
+
+        def later(self: SiteBooks, event: Event, *, known: str | None, ahead: int) -> Account:
+            account, _ = self.ledger.read()
+            return account.charge(event)[0]
+
+        SiteBooks.charge = later  # type: ignore[method-assign]
+        SiteBooks.keep = lambda *_: None  # type: ignore[assignment, method-assign]
+    elif mutant == "forgetful":  # nothing is kept: a retry draws fresh noise
+        SiteBooks.kept = lambda *_: None  # type: ignore[assignment, method-assign]
+
+
+def main(folder: str, kills: int, mutant: str = "") -> dict[str, Any]:
+    use_one_thread()
+    identify()
+    SecureNoise()  # imported once, before the forks
+    weaken(mutant)
+    config = dict(to_run_config(experiment()))
+    client_app._workplace(tuple(sorted(config.items())))
+    found: Counter[str] = Counter()
+    rng = random.Random(1)
+    _, [before, since] = ask(begin(Path(folder) / "lines.ledger").path, config, 1, line=0)
+    for kill in range(kills):
+        turn = 1 + kill % 4
+        if turn <= 3:  # a new ledger: reading a long one takes more lines
+            ledger, left, charged = begin(Path(folder) / f"{kill}.ledger"), set[str](), 0
+        path = ledger.path
+        if turn == 4:  # by the clock: also inside SQLite
+            first, _ = ask(path, config, turn, after=rng.uniform(0.01, 0.1))
+        elif turn == 3:  # in the last lines: kept, and about to be sent
+            first, _ = ask(path, config, turn, line=since - (kill // 4) % 20)
+        else:
+            first, _ = ask(path, config, turn, line=1 + (kill * since) // kills)
+        between = ledger.read()[0].number  # whole after every kill
+        second, _ = ask(path, config, turn)
+        after = ledger.read()[0].number
+        left |= {first, second} - {""}
+        found["killed before the charge"] += between == charged
+        found["killed after the charge, before anything was kept"] += between > charged and after > between
+        found["killed when it was kept, before it was sent"] += (
+            not first and between > charged and after == between
+        )
+        found["sent before it was killed"] += bool(first)
+        found["a retry sent other bytes"] += bool(first) and first != second
+        found["a retry was charged though it had been sent"] += bool(first) and after > between
+        found["more left than was charged"] += len(left) > after
+        found["no answer"] += not second
+        charged = after
+    return {**found, "lines": before + since}
+
+
+def begin(path: Path) -> Ledger:
+    return Ledger.create(path, site="a", budget=Budget(1e8))
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import kstest, laplace, norm
+
+from fed_dp.errors import PrivacyError
+from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
+
+SOURCES: dict[str, Any] = {
+    "simulation": lambda: SimulationNoise(np.random.default_rng(5)),
+    "secure": SecureNoise,
+}
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("scale", [1e-6, 0.7, 3e4])
+def test_noise_has_the_distribution_it_is_named_after(source: str, scale: float) -> None:
+    noise: Noise = SOURCES[source]()
+    assert noise.name == source
+    zeros = np.zeros(4000)
+    assert kstest(noise.laplace(zeros, scale=scale), laplace(scale=scale).cdf).pvalue > 1e-4
+    assert kstest(noise.gaussian(zeros, scale=scale), norm(scale=scale).cdf).pvalue > 1e-4
+    with pytest.raises(AssertionError):  # half of it would be seen
+        assert kstest(noise.laplace(zeros, scale=scale / 2), laplace(scale=scale).cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_noise_is_added_to_the_values_and_leaves_them_alone(source: str) -> None:
+    noise: Noise = SOURCES[source]()
+    values = np.array([[1.0, -2.0], [300.0, 0.0]], np.float32)
+    kept = values.copy()
+    for add in (noise.laplace, noise.gaussian):
+        noisy = add(values, scale=1e-3)
+        assert noisy.shape == values.shape
+        assert np.abs(noisy - values).max() < 0.05
+        assert add(np.zeros(0), scale=1.0).size == 0
+    assert np.array_equal(values, kept)
+
+
+def test_simulation_noise_repeats_and_secure_noise_does_not() -> None:
+    def draw(noise: Noise) -> bytes:
+        return noise.laplace(np.zeros(20), scale=1.0).tobytes()
+
+    assert draw(SOURCES["simulation"]()) == draw(SOURCES["simulation"]())
+    assert draw(SecureNoise()) != draw(SecureNoise())
+    assert SecureNoise().rng.random() != SecureNoise().rng.random()
+
+
+def test_secure_noise_lies_on_one_grid_whatever_it_was_added_to() -> None:
+    """The support tells nothing: 0 and 1/3 give multiples of the same power of two."""
+    noise = SecureNoise()
+    grid = 2.0**-40
+    for value in (0.0, 1 / 3, -0.9999):
+        noisy = noise.laplace(np.full(200, value), scale=1.0)
+        assert np.array_equal(noisy / grid, np.round(noisy / grid))
+    low_bits = SOURCES["simulation"]().laplace(np.full(200, 1 / 3), scale=1.0) / grid
+    assert not np.array_equal(low_bits, np.round(low_bits))
+
+
+def test_the_grid_makes_no_bound_larger() -> None:
+    class Exact(SecureNoise):
+        def _add(self, values: Any, scale: float, metric: Any, make: Any) -> Any:
+            return super()._add(values, scale, metric, lambda *_, **__: lambda whole: whole)
+
+    bound = 0.1  # no multiple of any power of two
+    cut = Exact().laplace(np.array([bound, -bound, 0.0]), scale=0.3)
+    assert 0.99999 * bound < cut[0] <= bound
+    assert cut[1] == -cut[0]
+
+
+def test_values_too_large_for_exact_noise_are_refused() -> None:
+    with pytest.raises(PrivacyError, match="too small for values of this size"):
+        SecureNoise().laplace(np.array([1e9]), scale=1e-6)
+
+
+def test_secure_noise_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(PrivacyError, match=r"pip install 'fed-dp\[secure\]'"):
+        SecureNoise()
