@@ -34,6 +34,16 @@ def small(kind: str = "sgd", **changes: Any) -> Experiment:
     return build({**tables, **changes})
 
 
+def private_selection(
+    selection: str, *, variant: str = "proved", noise_source: str = "simulation", **changes: Any
+) -> Experiment:
+    """A small run whose selection is the private part: DSSGD of plain SGD."""
+    strategy: dict[str, Any] = {"name": "dssgd", "selection": selection, "upload_fraction": 0.1}
+    strategy |= {"bound": 0.01, "threshold": 0.001} if selection == "sparse_vector" else {"clip": 0.1}
+    privacy = {"budget_epsilon": 4.0, "delta": 1e-5, "variant": variant, "noise_source": noise_source}
+    return small(**{"strategy": strategy, "privacy": privacy, **changes})
+
+
 @pytest.fixture
 def needs() -> Callable[[str], None]:
     """Skip, saying what is missing, unless a data set's files are there."""

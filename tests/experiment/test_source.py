@@ -25,6 +25,11 @@ FOLDER = ["data.name=folder", "data.path=x"]
 PRIVATE = ["trainer.name=psgd", "privacy.budget_epsilon=2", "privacy.delta=1e-5"]
 
 
+SPARSE = [*DSSGD, "strategy.selection=sparse_vector", "privacy.budget_epsilon=1"]
+MASK = [*DSSGD, "strategy.selection=random_mask"]
+BUDGET = ["privacy.budget_epsilon=1", "privacy.delta=1e-5"]
+
+
 def made(*settings: str) -> Experiment:
     return build(override({"name": "x"}, settings))
 
@@ -80,6 +85,24 @@ def made(*settings: str) -> Experiment:
             ["strategy.threshold = 1e+06", "1000"],
         ),
         ([*DSSGD, "strategy.threshold=0.1"], ["strategy.threshold is set", "'random_with_threshold'"]),
+        ([*DSSGD, "strategy.clip=0.1"], ["strategy.clip is set", "'random_mask'"]),
+        ([*DSSGD, "strategy.split=equal"], ["strategy.split is set", "'sparse_vector'"]),
+        ([*DSSGD, "strategy.selection=magic"], ["strategy.selection = 'magic'", "'sparse_vector'"]),
+        ([*SPARSE], ["strategy.bound is missing", "'sparse_vector' derives its noise from it"]),
+        ([*SPARSE, "strategy.bound=1e-5"], ["strategy.threshold = 0.0001", "within ±1e-05"]),
+        (
+            [*DSSGD, "strategy.selection=sparse_vector"],
+            ["privacy.budget_epsilon is missing", "'sparse_vector'"],
+        ),
+        ([*MASK, "privacy.budget_epsilon=1"], ["privacy.delta is missing", "'random_mask'"]),
+        ([*MASK, *BUDGET], ["strategy.clip is missing"]),
+        ([*MASK, *BUDGET, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
+        ([*MASK, *BUDGET, "privacy.variant=best"], ["privacy.variant = 'best'", "'paper_as_printed'"]),
+        (
+            [*MASK, *PRIVATE],
+            ["strategy.selection = 'random_mask'", "'psgd' is private already", "costs nothing"],
+        ),
+        ([*SPARSE, "privacy.variant=paper", "strategy.split=equal"], ["strategy.split = 'equal'", "its own"]),
         ([*DSSGD, "strategy.outdated=0.9"], ["strategy.outdated is set", "'asynchronous'"]),
         (
             [*DSSGD, "strategy.selection=random_with_threshold", "strategy.bound=1e-5"],

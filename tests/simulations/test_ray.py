@@ -23,7 +23,8 @@ from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line, RunFolder
 from fed_dp.strategies.site_strategy import record
-from tests.conftest import small
+from tests.conftest import private_selection, small
+from tests.simulations.test_private import marks
 from tests.simulations.test_simulate import run, weights
 
 pytestmark = pytest.mark.ray
@@ -59,6 +60,16 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 
 def questions(nodes: int) -> list[Message]:
     return [Message(RecordDict(), node, MessageType.QUERY, group_id="0") for node in range(1, nodes + 1)]
+
+
+@pytest.mark.parametrize("selection", ["sparse_vector", "random_mask"])
+def test_private_selections_give_the_same_result_and_the_same_ledgers(selection: str, tmp_path: Path) -> None:
+    experiment = private_selection(selection, clients={"count": 5})
+    here, summary = run(experiment, tmp_path / "here")
+    there, other = on_ray(experiment, tmp_path / "there")
+    assert weights(here) == weights(there)
+    assert marks(here) == marks(there)
+    assert summary["privacy"] == other["privacy"]
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -108,6 +119,8 @@ def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
     assert summary["failures"] == 0
     assert weights(here) == weights(there)
     assert summary["privacy"] == expected["privacy"]
+    if kind == "psgd":
+        assert marks(here) == marks(there)
 
 
 def test_a_message_that_kills_every_actor_fails_alone(tmp_path: Path) -> None:

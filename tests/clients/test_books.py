@@ -1,0 +1,217 @@
+"""A site's books: charged before noise, kept before it is sent, and refused on any doubt."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fed_dp.accounting import Account, Budget, Ledger, from_json
+from fed_dp.clients import app as client_app
+from fed_dp.clients.trainer import Fit
+from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
+from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.sharing import message as names
+from fed_dp.simulations.grid import RUN_ID, InProcessGrid, identify
+from fed_dp.strategies.site_strategy import record
+from tests.clients.test_app import change, grid, start, train
+from tests.conftest import private_selection
+
+SELECTIONS = ("sparse_vector", "random_mask")
+
+
+class Deployed:
+    """A real site: a ClientApp whose own config names a ledger."""
+
+    def __init__(self, experiment: Experiment, path: Path | None) -> None:
+        identify()
+        self.experiment = experiment
+        self.config = dict(to_run_config(experiment))
+        self.node: dict[str, Any] = {names.PARTITION: 0}
+        if path is not None:
+            self.node[names.LEDGER] = str(path)
+
+    def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "") -> Message:
+        weights = start(self.experiment) + np.float32(fill)
+        config = ConfigRecord({names.ROUND: turn, names.MARK: known})
+        content = RecordDict({names.ARRAYS: record(weights), names.CONFIG: config})
+        message = Message(content, 1, MessageType.TRAIN, group_id="1")
+        return client_app.app(message, Context(RUN_ID, 1, self.node, RecordDict(), self.config))
+
+
+def secure(selection: str = "sparse_vector", **changes: Any) -> Experiment:
+    return private_selection(selection, noise_source="secure", **changes)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    return Ledger.create(tmp_path / "site.ledger", site="ward 7", budget=Budget(4.0, 1e-5))
+
+
+def sent(reply: Message) -> bytes:
+    return reply.content.array_records[names.ARRAYS][names.CHANGE].data
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_deployed_site_charges_its_ledger_and_tells_its_mark(selection: str, ledger: Ledger) -> None:
+    site = Deployed(secure(selection), ledger.path)
+    replies = [site.answer(turn) for turn in (1, 2)]
+    account, entries = ledger.read()
+    told = replies[-1].content.config_records[names.CONFIG]
+    assert told[names.MARK] == account.mark
+    assert [entry.event for entry in entries] == [
+        event
+        for r in replies
+        for event in from_json(str(r.content.config_records[names.CONFIG][names.EVENTS]))
+    ]
+    assert all(entry.event.noise_source == "secure" for entry in entries)
+    assert sent(replies[0]) != sent(replies[1])
+
+
+def test_the_same_question_gets_the_same_bytes_and_costs_once(ledger: Ledger) -> None:
+    site = Deployed(secure(), ledger.path)
+    first = site.answer()
+    again = Deployed(secure(), ledger.path).answer(known=ledger.read()[0].mark)  # after a restart
+    assert sent(again) == sent(first)
+    assert again.content.metric_records == first.content.metric_records
+    assert again.content.config_records == first.content.config_records
+    assert ledger.read()[0].number == 1
+    assert sent(site.answer(fill=0.25)) != sent(first)  # another question: other weights
+    assert ledger.read()[0].number == 2
+
+
+def test_a_seeded_source_is_refused_where_there_is_a_ledger(ledger: Ledger) -> None:
+    for experiment in (private_selection("sparse_vector"), build_psgd()):
+        with pytest.raises(PrivacyError, match=r"noise_source = 'simulation' is seeded.*allowed: 'secure'"):
+            Deployed(experiment, ledger.path).answer()
+    assert ledger.read()[0].number == 0
+
+
+def build_psgd() -> Experiment:
+    return build(
+        {
+            "trainer": {"name": "psgd", "sample_rate": 0.25},
+            "clients": {"count": 4},
+            "privacy": {"budget_epsilon": 4.0, "delta": 1e-5},
+        }
+    )
+
+
+def test_a_real_site_without_a_ledger_sends_nothing(tmp_path: Path) -> None:
+    with pytest.raises(PrivacyError, match="node_config has no ledger"):
+        Deployed(secure(), None).answer()
+    with pytest.raises(LedgerFault, match="is missing"):
+        Deployed(secure(), tmp_path / "nowhere").answer()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_site_whose_budget_is_spent_sends_nothing_more(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "small.ledger", site="a", budget=Budget(2.5, 1e-5))
+    site = Deployed(secure(), ledger.path)  # the experiment would spend 4 in two rounds
+    site.answer(1)
+    with pytest.raises(BudgetExceeded, match=r"over the budget of 2.5 .*nothing was sent"):
+        site.answer(2)
+    assert ledger.read()[0].number == 1
+
+
+def test_an_older_ledger_is_refused_by_what_the_server_has_seen(ledger: Ledger, tmp_path: Path) -> None:
+    site = Deployed(secure(), ledger.path)
+    shutil.copy(ledger.path, tmp_path / "older")
+    mark = str(site.answer(1).content.config_records[names.CONFIG][names.MARK])
+    shutil.copy(tmp_path / "older", ledger.path)
+    with pytest.raises(LedgerFault, match="rolled back"):
+        site.answer(2, known=mark)
+    assert ledger.read()[0].number == 0
+
+
+def test_a_site_that_fails_after_the_charge_has_paid(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Deployed(secure(), ledger.path)
+    monkeypatch.setattr("fed_dp.clients.participant.encode", lambda *_, **__: 1 / 0)
+    with pytest.raises(PrivacyError, match=r"training failed \(ZeroDivisionError\); nothing was sent"):
+        site.answer(1)
+    assert ledger.read()[0].number == 1
+    assert ledger.kept(experiment=site.experiment.digest, question="") is None
+
+
+# -------------------------------------------------------------------------- virtual clients
+
+
+def account(nodes: InProcessGrid, node: int = 1) -> Account:
+    state = nodes.contexts[node].state[names.LEDGER]
+    assert isinstance(state, ConfigRecord)
+    return Account.from_json(str(state[client_app.ACCOUNT]))
+
+
+def test_a_virtual_client_charges_too_and_what_it_charged_before_a_failure_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    experiment = private_selection("sparse_vector")
+    nodes = grid(experiment)
+    train(nodes, start(experiment))
+    assert account(nodes).number == 1
+    monkeypatch.setattr("fed_dp.clients.participant.encode", lambda *_, **__: 1 / 0)
+    assert "training failed" in (train(nodes, start(experiment), turn=2).error.reason or "")
+    assert account(nodes).number == 2
+    reason = train(nodes, start(experiment), turn=3).error.reason or ""
+    assert "over the budget of 4" in reason
+
+
+def test_weights_that_are_refused_cost_nothing() -> None:
+    experiment = private_selection("sparse_vector")
+    nodes = grid(experiment)
+    assert train(nodes, np.full(start(experiment).size, np.nan)).has_error()
+    assert names.LEDGER not in nodes.contexts[1].state
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_private_selection_tells_of_the_records_through_the_change_alone(
+    selection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = private_selection(selection)
+    replies = []
+    for shift in (0, 1):
+        original = client_app.Site
+        monkeypatch.setattr(
+            client_app, "Site", lambda x, y, *rest, s=shift, site=original: site(x, np.roll(y, s), *rest)
+        )
+        replies.append(train(grid(experiment), start(experiment)).content)
+        monkeypatch.setattr(client_app, "Site", original)
+    one, other = replies
+    assert set(one.metric_records[names.METRICS]) == {names.RECORDS}  # no loss
+    assert one.metric_records == other.metric_records
+    assert one.config_records == other.config_records
+    assert one.array_records != other.array_records
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_training_that_diverged_is_not_told_from_others(
+    selection: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = private_selection(selection)
+    place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
+    for broken in (np.nan, np.inf, -np.inf):
+        diverged = np.full(place.start.size, broken, np.float32)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(place.trainer), "fit", lambda *_, change=diverged: Fit(change))
+            reply = train(grid(experiment), place.start)
+        assert not reply.has_error()
+        assert np.isfinite(change(reply, place.start.size).values).all()
+
+
+def test_what_is_uploaded_is_the_mechanism_s_and_within_its_bounds() -> None:
+    for variant in ("proved", "paper", "paper_as_printed"):
+        experiment = private_selection("sparse_vector", variant=variant)
+        found = change(train(grid(experiment), start(experiment)), start(experiment).size)
+        assert 0 < len(found) <= int(0.1 * found.size)
+        assert np.abs(found.values).max() <= np.float32(0.01)
+    experiment = private_selection("random_mask")
+    masks = [
+        change(train(grid(experiment), start(experiment), node), start(experiment).size).indices
+        for node in (1, 2)
+    ]
+    assert all(mask is not None and len(mask) == int(0.1 * start(experiment).size) for mask in masks)
+    assert not np.array_equal(*masks)
