@@ -14,6 +14,7 @@ from fed_dp.accounting import (
     noise_multiplier,
     pure_share,
 )
+from fed_dp.accounting.composition import LEAST_NOISE
 from fed_dp.experiment.schema import Dssgd, Experiment, Psgd
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
 from fed_dp.sharing.selection import share
@@ -62,7 +63,7 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
     assert isinstance(strategy, Dssgd)  # by schema
     if strategy.selection == "random_mask":
         multiplier = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
-        return Agreement(Gaussian(multiplier), "random_mask", source)
+        return Agreement(Gaussian(max(multiplier, LEAST_NOISE)), "random_mask", source)
     each = pure_share(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
     count = share(strategy.upload_share(client), size)
     return Agreement(SparseVector(each, count), _VARIANTS[experiment.privacy.variant], source)

@@ -12,6 +12,7 @@ no exact sampler is never called secure.
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ from fed_dp.seeds import Generator
 
 NoiseSource = Literal["simulation", "secure"]
 Reals = NDArray[np.floating[Any]]
+_SIGN_BYTE = 7 if sys.byteorder == "little" else 0  # of a float64
 FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
 
 
@@ -52,14 +54,14 @@ class SimulationNoise:
         self.rng = rng
 
     def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
-        """Add an exponential with a random sign, which is Laplace and three times as fast."""
-        size = np.asarray(values).size
-        noise = self.rng.standard_exponential(size)
+        """Add an exponential with a random sign, which is Laplace and more than twice as fast."""
+        noise = self.rng.standard_exponential(np.shape(values))
         noise *= scale
-        signs = np.unpackbits(np.frombuffer(self.rng.bytes(-(-size // 8)), np.uint8), count=size)
-        np.negative(noise, out=noise, where=signs.view(np.bool_))
-        noise += np.ravel(values)
-        return noise.reshape(np.shape(values))
+        bits = np.frombuffer(self.rng.bytes(-(-noise.size // 8)), np.uint8)
+        signs = noise.reshape(-1).view(np.uint8)[_SIGN_BYTE::8]
+        signs ^= np.unpackbits(bits, count=noise.size) << 7
+        noise += values
+        return noise
 
     def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
         """Add normal noise."""

@@ -137,7 +137,8 @@ def figure_12(
 
 def magnitudes(values: Reals, bound: float) -> Reals:
     """Return |v_j|, clipped to the bound: each lies in [0, bound], so none moves by more."""
-    return np.minimum(np.abs(finite(values)), bound)
+    found = np.abs(finite(values))
+    return np.minimum(found, bound, out=found)
 
 
 def _segments(

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fed_dp.mechanisms import Noise, Split, figure_12, gaussian, sparse_vector
-from fed_dp.sharing.update import LARGEST, SparseUpdate, Vector
+from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate, Vector
 
 PrivateSelection = Literal["sparse_vector", "random_mask"]
 Variant = Literal["proved", "paper", "paper_as_printed"]
@@ -51,7 +52,7 @@ class SparseVectorSelector:
                 as_printed=self.variant == "paper_as_printed",
                 noise=noise,
             )
-        return SparseUpdate(found.indices, found.values.astype(np.float32), change.size, self.bound)
+        return _update(found.indices, found.values, change.size, self.bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,5 +68,9 @@ class RandomMask:
         """Return what is uploaded."""
         indices = np.sort(noise.rng.choice(change.size, self.count, replace=False))
         noised = gaussian(change[indices], clip=self.clip, multiplier=self.multiplier, noise=noise)
-        values = np.clip(noised, -self.bound, self.bound).astype(np.float32)
-        return SparseUpdate(indices, values, change.size, self.bound)
+        return _update(indices, np.clip(noised, -self.bound, self.bound), change.size, self.bound)
+
+
+def _update(indices: Indices, values: NDArray[np.float64], size: int, bound: float) -> SparseUpdate:
+    where = None if indices.size == size else indices  # all of them, sorted: dense
+    return SparseUpdate(where, values.astype(np.float32), size, bound)

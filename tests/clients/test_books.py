@@ -202,6 +202,20 @@ def test_a_training_that_diverged_is_not_told_from_others(
         assert np.isfinite(change(reply, place.start.size).values).all()
 
 
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_everything_may_be_selected(selection: str) -> None:
+    experiment = private_selection(selection)
+    tables = experiment.tables()
+    tables["strategy"]["upload_fraction"] = 1.0
+    tables["privacy"]["budget_epsilon"] = 1e9
+    everything = build(tables)
+    found = change(train(grid(everything), start(everything)), start(everything).size)
+    assert len(found) == found.size or selection == "sparse_vector"
+    tables["strategy"] |= {"threshold": 0.0} if selection == "sparse_vector" else {}
+    most = change(train(grid(build(tables)), start(everything)), start(everything).size)
+    assert len(most) > 0.4 * most.size
+
+
 def test_what_is_uploaded_is_the_mechanism_s_and_within_its_bounds() -> None:
     for variant in ("proved", "paper", "paper_as_printed"):
         experiment = private_selection("sparse_vector", variant=variant)

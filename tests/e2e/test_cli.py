@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from uuid import uuid4
 
 import pytest
 
+from fed_dp.accounting import Event, Ledger, SparseVector
 from tests.conftest import Cli
 
 pytestmark = pytest.mark.e2e
@@ -109,6 +111,9 @@ def test_a_run_tells_what_it_cost(cli: Cli, experiment: str) -> None:
         (["data", "check", "mnist", "--path", "nowhere"], 1, ["train-images-idx3-ubyte.gz is missing"]),
         (["data", "fetch", "lifesnaps"], 1, ["put it at"]),
         (["experiments", "show", "none"], 2, ["'none'"]),
+        (["ledger", "show", "nowhere.ledger"], 1, ["ledger nowhere.ledger is missing"]),
+        (["ledger", "verify", "mine.toml"], 1, ["mine.toml is damaged", "not a database"]),
+        (["ledger", "create", "x", "--site", "a", "--epsilon", "0"], 1, ["budget epsilon = 0.0"]),
     ],
 )
 def test_a_mistake_gets_one_line_and_a_code(
@@ -120,6 +125,36 @@ def test_a_mistake_gets_one_line_and_a_code(
     assert line.startswith("error: ")
     for part in parts:
         assert part in line
+
+
+def test_a_ledger_is_made_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
+    done = cli("ledger", "create", "w.ledger", "--site", "ward 7", "--epsilon", "2", "--delta", "1e-6")
+    assert "may spend ε = 2, δ = 1e-06 in all, and has spent nothing" in done.stdout
+    ledger = Ledger(tmp_path / "w.ledger")
+    mark = ledger.charge(Event(SparseVector(0.5, 100), "sparse_vector", 3, 0, "secure")).mark
+    shown = cli("ledger", "show", "w.ledger").stdout
+    assert re.search(r"ward 7 +│ 0.5 +│ 2 +│ 1e-06 +│ 1", shown)
+    assert "round 3, sparse_vector (epsilon 0.5, count 100), proved per participant, noise: secure" in shown
+    assert "ward 7: good; 1 charges, spent ε = 0.5 of 2" in cli("ledger", "verify", "w.ledger").stdout
+    assert cli("ledger", "verify", "w.ledger", "--mark", mark).returncode == 0
+    line = error_line(cli("ledger", "verify", "w.ledger", "--mark", "2:" + "0" * 64))
+    assert "it was rolled back to an older copy" in line
+    assert "exists already" in error_line(
+        cli("ledger", "create", "w.ledger", "--site", "a", "--epsilon", "9")
+    )
+
+
+def test_the_ledgers_of_a_simulation_are_shown_by_its_folder(
+    cli: Cli, experiment: str, tmp_path: Path
+) -> None:
+    cli("simulate", experiment, "--engine", "in-process")
+    folder = next((tmp_path / "runs").iterdir())
+    shown = cli("ledger", "show", str(folder)).stdout
+    assert "client-0000" in shown
+    assert "client-0001" in shown
+    one = cli("ledger", "show", str(folder), "--site", "client-0001").stdout
+    assert "3: simulated, round 3, sampled_gaussian" in one
+    assert "not the one that was asked for" in error_line(cli("ledger", "show", str(folder), "--site", "x"))
 
 
 def test_a_truncated_file_is_refused_by_name(cli: Cli, experiment: str, tmp_path: Path) -> None:
