@@ -12,7 +12,7 @@ export RAY_USAGE_STATS_ENABLED ?= 0
 .PHONY: run test check bench format clean
 .DEFAULT_GOAL := run
 
-run: $(VENV)/installed ## the main job: four federated runs on embedded data, and a report
+run: $(VENV)/installed ## the main job: federated runs on embedded data, and a report
 	@$(BIN)/fed-dp simulate digits
 
 test: $(VENV)/installed-dev ## all tests but the slow experiments

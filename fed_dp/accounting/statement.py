@@ -60,7 +60,7 @@ class Statement:
         )
         return [
             f"privacy: total ε = {number(self.epsilon_total)}, δ = {self.delta:g}{pure} over the whole run "
-            f"(budget {self.budget_epsilon:g} per site); {self.guarantee}",
+            f"(budget {self.budget_epsilon:,.10g} per site); {self.guarantee}",
             f"  unit: one {self.unit}; neighbours: {self.neighbours}; scope: {self.scope}",
             f"  {self.parts}; noise: {self.noise}",
             f"  why: {self.reason}",

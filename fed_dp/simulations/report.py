@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 <ul>{traffic}</ul>
 <h2>Test accuracy by round</h2>
 {_curves(lines)}
+{_by_epsilon(results)}
 <h2>What privacy it cost</h2>
 {statements or "<p>No run was private.</p>"}
 <p><small>Drawn from metrics.jsonl and summary.json beside this page. Experiment digests:
@@ -123,7 +125,7 @@ def _statement(summary: Summary) -> str:
     pairs = {
         "total over the whole run": f"ε = {number(cost.epsilon_total)}, δ = {cost.delta:g}",
         **({"total at δ = 0": f"ε = {number(cost.epsilon_pure)}"} if cost.epsilon_pure is not None else {}),
-        "budget of each site": f"ε = {cost.budget_epsilon:g}",
+        "budget of each site": f"ε = {cost.budget_epsilon:,.10g}",
         "parts of it": cost.parts,
         "guarantee": cost.guarantee,
         "unit": f"one {cost.unit}",
@@ -138,14 +140,49 @@ def _statement(summary: Summary) -> str:
     return f"<table>{rows}</table>"
 
 
-def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
+def _by_epsilon(results: Mapping[str, Summary]) -> str:
+    """Return accuracy by ε, where several runs differ in it: per parameter as papers print it, and in all."""
+    groups: dict[str, list[Summary]] = {}
+    for summary in results.values():
+        if summary["privacy"] is not None:
+            groups.setdefault(summary["mechanism"], []).append(summary)
+    if max(map(len, groups.values()), default=0) < 2:
+        return ""
+    printed = any(s["privacy"]["epsilon_per_parameter"] for group in groups.values() for s in group)
+    keys = {"epsilon_per_parameter": "ε/c: of one parameter in one round"} if printed else {}
+    keys["epsilon_total"] = "ε: of the whole run"
+    with _figure() as (figure, drawn):
+        panels = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
+        for (key, label), axes in zip(keys.items(), panels, strict=True):
+            for name, group in groups.items():
+                known = sorted(
+                    (s["privacy"][key], s["accuracy"]["final"]) for s in group if s["privacy"][key]
+                )
+                axes.plot(*zip(*known, strict=True), marker="o", markersize=4, label=name) if known else None
+            axes.set(xscale="log", xlabel=label, ylim=(0, 1))
+            axes.grid(alpha=0.3)
+        panels[0].set(ylabel="test accuracy")
+        panels[-1].legend(fontsize=8)
+    return f"<h2>Test accuracy by ε</h2>\n{drawn()}"
+
+
+@contextmanager
+def _figure() -> Iterator[tuple[Any, Callable[[], str]]]:
+    """Give a figure to draw on; afterwards, the function gives its SVG."""
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib.figure import Figure
 
+    out = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "fed_dp", "font.size": 11}):
         figure = Figure(figsize=(9, 4.2), layout="constrained")
+        yield figure, lambda: out.getvalue()[out.getvalue().index("<svg") :]
+        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+
+
+def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
+    with _figure() as (figure, drawn):
         axes = figure.subplots()
         for variant, rounds in lines.items():
             scored = [line for line in rounds if "accuracy" in line]
@@ -158,8 +195,5 @@ def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
             )
         axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
         axes.grid(alpha=0.3)
-        axes.legend()
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    drawn = out.getvalue()
-    return drawn[drawn.index("<svg") :]
+        axes.legend(fontsize=8, ncols=1 + len(lines) // 12)
+    return drawn()

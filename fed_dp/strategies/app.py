@@ -45,7 +45,7 @@ def spent_text(cost: Mapping[str, float], budget: float | None) -> str:
     """Return what sites have spent of their budget: least / median / most, or one where all are equal."""
     each = [number(cost[key]) for key in ("min", "median", "max")]
     told = each[0] if len(set(each)) == 1 else f"min/median/max {' / '.join(each)}"
-    return f"ε {told} of {budget:g}"
+    return f"ε {told} of {budget:,.10g}"
 
 
 def round_text(line: Line, *, rounds: int, budget: float | None) -> str:

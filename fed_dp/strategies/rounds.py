@@ -234,6 +234,7 @@ def _summary(
         "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
         "trainer": experiment.trainer.name,
         "strategy": experiment.strategy.name,
+        "mechanism": _mechanism(experiment),
         "clients": experiment.nodes,
         "rounds": experiment.rounds,
         "accuracy": {
@@ -260,6 +261,16 @@ def _summary(
     if "auc" in scored[-1]:
         summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
     return summary
+
+
+def _mechanism(experiment: Experiment) -> str | None:
+    """Name what makes it private, with what decides how much: runs that differ in ε alone have the same."""
+    if experiment.mechanism is None:
+        return None
+    name = experiment.mechanism[1]
+    variant = "" if experiment.privacy.variant == "proved" else f", {experiment.privacy.variant}"
+    share = getattr(experiment.strategy, "upload_fraction", None)
+    return f"{name}{variant}" + (f", θ_u = {share:g}" if isinstance(share, float) else "")
 
 
 def _kinds(lines: Sequence[Line]) -> dict[str, int]:

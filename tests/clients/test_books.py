@@ -19,7 +19,7 @@ from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import RUN_ID, InProcessGrid, identify
 from fed_dp.strategies.site_strategy import record
 from tests.clients.test_app import change, grid, start, train
-from tests.conftest import private_selection
+from tests.conftest import private_selection, small
 
 SELECTIONS = ("sparse_vector", "random_mask")
 
@@ -158,6 +158,16 @@ def test_a_virtual_client_charges_too_and_what_it_charged_before_a_failure_stays
     assert account(nodes).number == 2
     reason = train(nodes, start(experiment), turn=3).error.reason or ""
     assert "over the budget of 4" in reason
+
+
+def test_a_private_trainer_is_charged_the_same_way_and_refused_when_its_rounds_are_spent() -> None:
+    experiment = small("psgd")
+    nodes = grid(experiment)
+    for turn in (1, 2):
+        assert not train(nodes, start(experiment), turn=turn).has_error()
+    assert 3.9 < account(nodes).spent <= 4
+    assert "over the budget of 4" in (train(nodes, start(experiment), turn=3).error.reason or "")
+    assert account(nodes).number == 2
 
 
 def test_weights_that_are_refused_cost_nothing() -> None:

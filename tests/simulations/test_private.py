@@ -16,6 +16,7 @@ from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing.message import LEDGER
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
+from fed_dp.simulations.study import run_study
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import LEDGERS, RunFolder
 from tests.conftest import private_selection, small
@@ -118,6 +119,23 @@ def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_pa
     assert "1 client-rounds went on without a site whose budget or ledger refused" in cost["warnings"][-1]
     state: Any = grid.contexts[2].state[LEDGER]
     assert Account.from_json(state[client_app.ACCOUNT]).number == 2
+
+
+def test_a_report_shows_accuracy_by_epsilon_per_parameter_and_in_all(tmp_path: Path) -> None:
+    variants = {
+        f"e{budget}": private_selection("sparse_vector", privacy={"budget_epsilon": float(budget)})
+        for budget in (10, 1_000_000)
+    }
+    path, _ = run_study("study", variants, observe=Silent, engine="in-process", root=tmp_path)
+    page = (path / "report.html").read_text()
+    assert "<h2>Test accuracy by ε</h2>" in page
+    assert page.index("ε/c: of one parameter in one round") < page.index("ε: of the whole run")
+    assert "sparse_vector, θ_u = 0.1" in page
+    assert "ε = 1,000,000, δ = 0, proved" in page
+    alone, _ = run_study(
+        "alone", {"alone": variants["e10"]}, observe=Silent, engine="in-process", root=tmp_path
+    )
+    assert "Test accuracy by ε" not in (alone / "report.html").read_text()
 
 
 class RollBack(Silent):
