@@ -120,7 +120,7 @@ class Ledger:
         texts = db.execute("SELECT content FROM entry WHERE site = ? ORDER BY number", (name,)).fetchall()
         entries = [Entry.from_json(text) for (text,) in texts]
         start = Account.open(name, identity, Budget(budget_epsilon, delta))
-        if entries and entries[0].previous != start.head:
+        if start.head != (entries[0].previous if entries else seal if number == 0 else start.head):
             raise LedgerFault(
                 f"the name, identity or budget of site {name!r} was changed after it was created"
             )

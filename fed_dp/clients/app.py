@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -202,6 +203,12 @@ def _noise(agreed: Agreement, site: Site) -> Noise:
     return SimulationNoise(seeds.generator(site.seed, "privacy noise", site.round, site.client))
 
 
+def _in_ray() -> bool:
+    """Return whether this is a Ray worker, where Flower's own simulation runs its ClientApps."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
+
+
 def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) -> Books:
     """Return where this node charges. A ledger in its own config says that it is a real site."""
     if path := context.node_config.get(names.LEDGER):
@@ -211,7 +218,7 @@ def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) 
                 "operating system's entropy alone; allowed: 'secure'. Nothing was sent"
             )
         return SiteBooks.at(str(path), place.experiment.digest)
-    if names.PARTITIONS not in context.node_config:
+    if not (names.SIMULATED in context.node_config or _in_ray()):
         raise PrivacyError(
             f"node_config has no {names.LEDGER}: a site that trains privately needs one (fed-dp ledger "
             "create FILE), named in its node config. Nothing was sent"

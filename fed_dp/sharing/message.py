@@ -17,7 +17,8 @@ from fed_dp.sharing.update import SparseUpdate
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
 WEIGHTS, CHANGE = "weights", "change"
 ROUND, RECORDS, EVENTS, MARK, DEVICE = "round", "records", "events", "mark", "device"
-PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config
+PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config …
+SIMULATED = "simulated"  # … where our own Grid says that it is a virtual one
 LEDGER = "ledger"  # of a node's own config: a deployed site's file; of its state: a virtual client's account
 WIRE = "fed_dp.sharing.codec"  # Flower's name of how an array is written
 

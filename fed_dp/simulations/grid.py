@@ -22,7 +22,7 @@ from fed_dp.accounting.account import Account
 from fed_dp.accounting.ledger import write_accounts
 from fed_dp.clients.app import ACCOUNT, NEW
 from fed_dp.errors import FedDpError, ResumeError
-from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS
+from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS, SIMULATED
 from fed_dp.strategies.run_folder import LEDGERS, atomically
 
 RUN_ID = 1
@@ -65,7 +65,13 @@ class SimulationGrid(Grid):
         identify()
         self._run = Run.create_empty(RUN_ID)
         self.contexts = {
-            node: Context(RUN_ID, node, {PARTITION: node - 1, PARTITIONS: nodes}, RecordDict(), run_config)
+            node: Context(
+                RUN_ID,
+                node,
+                {PARTITION: node - 1, PARTITIONS: nodes, SIMULATED: True},
+                RecordDict(),
+                run_config,
+            )
             for node in range(1, nodes + 1)
         }
 

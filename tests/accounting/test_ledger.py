@@ -143,6 +143,12 @@ def test_whatever_was_done_to_the_file_it_refuses_and_says_why(ledger: Ledger, n
     assert not ledger.path.is_file() or name != "missing"  # nothing was made anew
 
 
+def test_the_budget_of_an_unused_ledger_cannot_be_changed_either(ledger: Ledger) -> None:
+    sql(ledger.path, "UPDATE site SET epsilon = 9000")
+    with pytest.raises(LedgerFault, match="identity or budget of site 'ward 7' was changed"):
+        ledger.charge(HALF)
+
+
 def test_a_ledger_is_never_replaced(ledger: Ledger) -> None:
     ledger.charge(HALF)
     with pytest.raises(LedgerFault, match="exists already"):
