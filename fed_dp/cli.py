@@ -348,6 +348,8 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
             account.mark[:24],
         )
     console.print(table)
+    if len(accounts) == 1:
+        console.print(f"mark: {accounts[0][0].mark}", soft_wrap=True)
     if len(accounts) > 1:
         console.print("one site's charges: --site NAME")
         return
@@ -375,14 +377,23 @@ def verify_ledger(
     from fed_dp.accounting import Ledger
 
     file = _ledger_file(path)
-    for name in [site] if site else Ledger(file).sites():
+    names = [site] if site else Ledger(file).sites()
+    if mark and len(names) > 1:
+        raise ConfigError(f"--mark = {mark!r}: {file} holds {len(names)} sites; name one with --site")
+    for name in names:
         account, entries = Ledger(file, name).read(known=mark)
         budget = account.budget
         print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent:.4g} of {budget.epsilon:g}")
 
 
 def _ledger_file(path: Path) -> Path:
-    return path / "ledgers.sqlite" if path.is_dir() else path
+    if not path.is_dir():
+        return path
+    if not (file := path / "ledgers.sqlite").is_file():
+        runs = sorted(found.parent.name for found in path.glob("*/ledgers.sqlite"))
+        has = f"; the runs in it: {', '.join(runs)}" if runs else ": nothing in it was charged"
+        raise ConfigError(f"{path} has no ledgers{has}")
+    return file
 
 
 def main() -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fed_dp.accounting.composition import Groups, epsilon
-from fed_dp.accounting.events import Event, Release, event_of, release_of
+from fed_dp.accounting.composition import LEAST_DELTA, Groups, epsilon
+from fed_dp.accounting.events import Event, Release, event_of, plain, release_of
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
 _ROUNDING = 1 + 1e-9  # n equal parts of a budget may add up to a bit more than it
@@ -27,10 +27,10 @@ class Budget:
     delta: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon < 1e12):
-            raise PrivacyError(f"budget epsilon = {self.epsilon!r}: expected a number above 0")
-        if not (isinstance(self.delta, float | int) and 0 <= self.delta < 1):
-            raise PrivacyError(f"budget delta = {self.delta!r}: expected at least 0 and below 1")
+        if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon <= 1e9):
+            raise PrivacyError(f"budget epsilon = {self.epsilon!r}: expected above 0, at most 1e9")
+        if not (isinstance(self.delta, float | int) and (self.delta == 0 or LEAST_DELTA <= self.delta < 1)):
+            raise PrivacyError(f"budget delta = {self.delta!r}: expected 0, or from {LEAST_DELTA:g} to 1")
 
     def pays(self, releases: dict[Release, int]) -> bool:
         """Return whether all these releases together stay within it."""
@@ -55,7 +55,7 @@ class Entry:
 
     def to_json(self) -> str:
         """Write the entry."""
-        return json.dumps(asdict(self))
+        return json.dumps({**plain(self), "event": self.event.tables()})
 
     @classmethod
     def from_json(cls, text: str) -> Entry:
@@ -78,7 +78,7 @@ class Account:
     @classmethod
     def open(cls, site: str, identity: str, budget: Budget) -> Account:
         """Open an account; site, identity and budget are sealed and never change."""
-        content = {"site": site, "identity": identity, "budget": asdict(budget)}
+        content = {"site": site, "identity": identity, "budget": plain(budget)}
         return cls(site, identity, budget, 0, _hash(content))
 
     @property
@@ -128,9 +128,8 @@ class Account:
 
     def to_json(self) -> str:
         """Write the account for a virtual client's state."""
-        return json.dumps(
-            {**asdict(self), "releases": [(asdict(release), count) for release, count in self.releases]}
-        )
+        releases = [(plain(release), count) for release, count in self.releases]
+        return json.dumps({**plain(self), "budget": plain(self.budget), "releases": releases})
 
     @classmethod
     def from_json(cls, text: str) -> Account:

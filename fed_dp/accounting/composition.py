@@ -25,7 +25,10 @@ from fed_dp.mechanisms import gaussian_epsilon
 
 LEAST_NOISE = 0.25  # σ below this is no protection worth the name
 GRID = 1e-3  # step of the discretised privacy loss; costs less than 0.1 % of ε here
-MOST_PURE = 100.0  # beyond, a distribution gains nothing over the sum and takes long
+SLACK = 1e-12  # of δ, for the rounding errors of composing distributions (1e-13, measured)
+LEAST_DELTA = 1e-10  # below, rounding errors could matter
+MOST_PURE = 5000.0  # a sum beyond which, …
+LARGEST_PURE = 50.0  # … and a single ε beyond which a distribution takes long and gains nothing
 Groups = tuple[tuple[Release, int], ...]
 
 
@@ -59,13 +62,15 @@ def _epsilon(groups: Groups, delta: float) -> float:
     rest = tuple((r, n) for r, n in groups if r.pure is None)
     if delta == 0:
         return math.inf if rest else _sum(pure)
+    if delta < LEAST_DELTA:
+        raise PrivacyError(f"delta = {delta!r}: expected 0, or at least {LEAST_DELTA:g}")
     if not pure and all(isinstance(r, Gaussian) for r, _ in rest):
         return gaussian_epsilon(multiplier=_one_gaussian(rest), delta=delta)
+    large = any((r.pure or 0) > LARGEST_PURE for r, _ in pure) or _sum(pure) > MOST_PURE
     if not rest:
-        total = _sum(pure)
-        return total if total > MOST_PURE else min(total, _by_distribution(pure, delta))
+        return _sum(pure) if large else min(_sum(pure), _by_distribution(pure, delta))
     apart = _sum(pure) + _epsilon(rest, delta) if pure else math.inf
-    return apart if _sum(pure) > MOST_PURE else min(apart, _by_distribution(groups, delta))
+    return apart if large else min(apart, _by_distribution(groups, delta))
 
 
 def _sum(pure: Groups) -> float:
@@ -88,7 +93,7 @@ def _by_distribution(groups: Groups, delta: float) -> float:
     whole = each[0]
     for other in each[1:]:
         whole = whole.compose(other)
-    return float(whole.get_epsilon_for_delta(delta))
+    return float(whole.get_epsilon_for_delta(delta - SLACK))
 
 
 def _distribution(release: Release, grid: float) -> Any:
@@ -117,7 +122,7 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
                 dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(value)), steps
             ),
             target_epsilon=epsilon,
-            target_delta=delta,
+            target_delta=delta - SLACK,
             bracket_interval=dp_accounting.LowerEndpointAndGuess(LEAST_NOISE, 1.0),
             tol=1e-3,
         )
@@ -136,7 +141,7 @@ def pure_share(*, epsilon: float, delta: float, releases: int) -> float:
     ε/releases always fits; with δ > 0 and many small releases, more does.
     """
     low = epsilon / releases
-    if delta == 0 or epsilon > MOST_PURE or releases == 1:
+    if delta == 0 or low > LARGEST_PURE or releases == 1:
         return low
 
     def total(each: float) -> float:

@@ -12,6 +12,8 @@ outbox  the last upload of each experiment, as it was sent
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -29,7 +31,7 @@ CREATE TABLE site (name TEXT PRIMARY KEY, identity TEXT NOT NULL, epsilon REAL N
 CREATE TABLE entry (site TEXT NOT NULL, number INTEGER NOT NULL, content TEXT NOT NULL,
                     PRIMARY KEY (site, number)) STRICT;
 CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, question TEXT NOT NULL,
-                     number INTEGER NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment)) STRICT;
+                     seal TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment)) STRICT;
 """
 PATIENCE = 30.0  # seconds to wait for another process that is charging
 
@@ -43,22 +45,23 @@ class Ledger:
     @classmethod
     def create(cls, path: Path, *, site: str, budget: Budget) -> Ledger:
         """Make a new ledger. Its budget can never be changed; an existing file is never replaced."""
-        if path.exists():
-            raise LedgerFault(f"{path} exists already: a ledger is never replaced")
-        with _create(path) as db:
-            _insert_site(db, Account.open(site, uuid4().hex, budget))
-        return cls(path)
+        account = Account.open(site, uuid4().hex, budget)
+        _create(path, account)
+        ledger = cls(path)
+        if ledger.read()[0] != account:
+            raise LedgerFault(f"{path} is another ledger: remove what is left of it first")
+        return ledger
 
     # ------------------------------------------------------------------------------- reading
 
     def sites(self) -> list[str]:
         """Return the names of all sites in the file: one for a real site, many for a simulation."""
-        with self._open("ro") as db:
+        with self._open() as db:
             return [name for (name,) in db.execute("SELECT name FROM site ORDER BY rowid")]
 
     def read(self, *, known: str | None = None) -> tuple[Account, list[Entry]]:
         """Return the account and all its entries, every seal checked."""
-        with self._open("ro") as db:
+        with self._open() as db, _transaction(db, "DEFERRED"):
             return self._read(db, known)
 
     # ------------------------------------------------------------------------------ charging
@@ -69,7 +72,7 @@ class Ledger:
         `known` is the mark that the server has recorded; a ledger that does not contain it has been
         rolled back. Raises BudgetExceeded or LedgerFault; then nothing may be sent.
         """
-        with self._open("rw") as db, _transaction(db):
+        with self._open() as db, _transaction(db):
             account, _ = self._read(db, known)
             after, entry = account.charge(event, when=_now(), ahead=ahead)
             db.execute("INSERT INTO entry VALUES (?, ?, ?)", (account.site, entry.number, entry.to_json()))
@@ -80,32 +83,37 @@ class Ledger:
 
     def keep(self, account: Account, *, experiment: str, question: str, body: bytes) -> None:
         """Keep what is about to be sent, in place of what this experiment sent before."""
-        with self._open("rw") as db, _transaction(db):
+        with self._open() as db, _transaction(db):
             db.execute(
                 "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?)",
-                (account.site, experiment, question, account.number, body),
+                (account.site, experiment, question, _seal(account, question, body), body),
             )
 
     def kept(self, *, experiment: str, question: str, known: str | None = None) -> bytes | None:
         """Return what was sent in answer to this very question, if it was the experiment's last."""
-        with self._open("rw") as db:
+        with self._open() as db, _transaction(db, "DEFERRED"):
             account, _ = self._read(db, known)
             found = db.execute(
-                "SELECT body FROM outbox WHERE site = ? AND experiment = ? AND question = ?",
+                "SELECT body, seal FROM outbox WHERE site = ? AND experiment = ? AND question = ?",
                 (account.site, experiment, question),
             ).fetchone()
-        return None if found is None else bytes(found[0])
+            if found is None:
+                return None
+            body = bytes(found[0])
+            if found[1] != _seal(account, question, body):
+                raise LedgerFault("what was kept in the outbox has been changed")
+            return body
 
     # --------------------------------------------------------------------------------- inside
 
     @contextmanager
-    def _open(self, mode: str) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[sqlite3.Connection]:
         if not self.path.is_file():
             raise LedgerFault(
                 f"ledger {self.path} is missing: what this site has spent is not known, so nothing is sent; "
                 "put it back, or, for a site that never took part, make one with: fed-dp ledger create"
             )
-        with _explained(self.path), closing(_connect(self.path, mode)) as db:
+        with _explained(self.path), closing(_connect(self.path)) as db:
             yield db
 
     def _read(self, db: sqlite3.Connection, known: str | None) -> tuple[Account, list[Entry]]:
@@ -151,35 +159,34 @@ def _contains(start: Account, entries: Sequence[Entry], known: str | None) -> No
 def write_accounts(path: Path, accounts: Mapping[str, tuple[Account, Sequence[str]]]) -> None:
     """Write virtual clients' accounts and their new entries (as JSON) into one file.
 
-    For simulations: it is as safe as the run folder's checkpoint, not synchronised by itself. An entry
-    that is there already must be the same: a resumed run repeats its last round exactly.
+    For simulations: it is as old as the run folder's checkpoint, and not synchronised by itself. Entries
+    from where the new ones begin on are replaced: they are of a round that was never checkpointed,
+    and is repeated.
     """
     if not path.exists():
-        with _create(path):
-            pass
-    with _explained(path), closing(_connect(path, "rw")) as db:
+        _create(path, *(account for account, _ in accounts.values()))
+    with _explained(path), closing(_connect(path)) as db:
         db.execute("PRAGMA synchronous = OFF")
         with _transaction(db):
             known = {name for (name,) in db.execute("SELECT name FROM site")}
             for name, (account, _) in accounts.items():
                 if name not in known:
                     _insert_site(db, account)
-            rows = [
-                (name, entry.number, text)
-                for name, (_, texts) in accounts.items()
-                for text in texts
-                for entry in [Entry.from_json(text)]
-            ]
-            db.executemany("INSERT OR IGNORE INTO entry VALUES (?, ?, ?)", rows)
-            for name, number, text in rows:
-                [(found,)] = db.execute(
-                    "SELECT content FROM entry WHERE site = ? AND number = ?", (name, number)
-                )
-                if found != text:
-                    raise LedgerFault(f"entry {number} of site {name!r} would be written twice, differently")
             db.executemany(
-                "UPDATE site SET number = ?, seal = ? WHERE name = ? AND number <= ?",
-                [(a.number, a.head, name, a.number) for name, (a, _) in accounts.items()],
+                "DELETE FROM entry WHERE site = ? AND number > ?",
+                [(name, account.number - len(texts)) for name, (account, texts) in accounts.items()],
+            )
+            db.executemany(
+                "INSERT INTO entry VALUES (?, ?, ?)",
+                [
+                    (name, number, text)
+                    for name, (account, texts) in accounts.items()
+                    for number, text in enumerate(texts, account.number - len(texts) + 1)
+                ],
+            )
+            db.executemany(
+                "UPDATE site SET number = ?, seal = ? WHERE name = ?",
+                [(account.number, account.head, name) for name, (account, _) in accounts.items()],
             )
 
 
@@ -198,35 +205,46 @@ def _insert_site(db: sqlite3.Connection, account: Account) -> None:
     )
 
 
+def _seal(account: Account, question: str, body: bytes) -> str:
+    """Seal what is kept, to this ledger and this question."""
+    return hashlib.sha256(f"{account.identity}:{question}:".encode() + body).hexdigest()
+
+
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _connect(path: Path, mode: str) -> sqlite3.Connection:
+def _connect(path: Path, mode: str = "rw") -> sqlite3.Connection:
     db = sqlite3.connect(
         f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=PATIENCE, isolation_level=None
     )
-    if mode != "ro":
-        db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA journal_mode = WAL")
     db.execute("PRAGMA synchronous = FULL")
     return db
 
 
-@contextmanager
-def _create(path: Path) -> Iterator[sqlite3.Connection]:
-    """Make the file whole under another name first, so that it appears with its tables or not at all."""
-    partial = path.with_name(path.name + ".part")
+def _create(path: Path, *accounts: Account) -> None:
+    """Make the file whole under another name, then link it: it appears with its tables, or not at all."""
+    partial = path.with_name(f".{path.name}.{uuid4().hex}")
     with _explained(path):
-        partial.unlink(missing_ok=True)
-        with closing(_connect(partial, "rwc")) as db:
-            db.executescript(_SCHEMA)
-            yield db
-        partial.rename(path)
+        if Path(f"{path}-wal").exists():
+            raise LedgerFault(f"{path}-wal is what is left of another ledger: its charges are not lost yet")
+        try:
+            with closing(_connect(partial, "rwc")) as db:
+                db.executescript(_SCHEMA)
+                for account in accounts:
+                    _insert_site(db, account)
+            os.link(partial, path)
+        except FileExistsError:
+            raise LedgerFault(f"{path} exists already: a ledger is never replaced") from None
+        finally:
+            for name in (partial, Path(f"{partial}-wal"), Path(f"{partial}-shm")):
+                name.unlink(missing_ok=True)
 
 
 @contextmanager
-def _transaction(db: sqlite3.Connection) -> Iterator[None]:
-    db.execute("BEGIN IMMEDIATE")
+def _transaction(db: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    db.execute(f"BEGIN {kind}")
     try:
         yield
         db.execute("COMMIT")

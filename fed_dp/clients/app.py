@@ -12,19 +12,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from logging import ERROR
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.common.logger import log
 
 from fed_dp import seeds
-from fed_dp.accounting import Account, to_json
+from fed_dp.accounting import GUARANTEES, Account, Ledger, to_json
 from fed_dp.clients import device
 from fed_dp.clients.books import Books, SiteBooks, VirtualBooks
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Site, State, Trainer
-from fed_dp.errors import PrivacyError, RunError
+from fed_dp.clients.trainer import Fit, Site, State, Trainer
+from fed_dp.errors import DataError, PrivacyError, RunError, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.experiment.release import Agreement, agreement, budget_of
@@ -59,7 +63,14 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
 def _at_work(context: Context) -> tuple[_Workplace, int]:
     if names.PARTITION not in context.node_config:
         raise RunError(f"node_config has no {names.PARTITION}: this node does not know which client it is")
-    place = _workplace(tuple(sorted(context.run_config.items())))
+    try:
+        place = _workplace(tuple(sorted(context.run_config.items())))
+    except DataError as error:
+        if _simulated(context):
+            raise
+        # It quotes what it found in the records, and an error reply is sent.
+        log(ERROR, "the data of this site cannot be used: %s", error)
+        raise DataError(f"the data of this site cannot be used ({type(error).__name__})") from None
     return place, int(context.node_config[names.PARTITION])
 
 
@@ -72,10 +83,13 @@ def lifespan(_: Context) -> Iterator[None]:
 
 @app.query()
 def describe(message: Message, context: Context) -> Message:
-    """Tell the server which client this is and how many records it holds (public)."""
+    """Tell the server which client this is, how many records it holds (public), and which ledger it has."""
     place, client = _at_work(context)
     metrics = MetricRecord({names.PARTITION: client, names.RECORDS: len(place.federation.rows(client))})
-    return Message(RecordDict({names.METRICS: metrics}), reply_to=message)
+    content = RecordDict({names.METRICS: metrics})
+    if path := context.node_config.get(names.LEDGER):
+        content[names.CONFIG] = ConfigRecord({names.LEDGER: Ledger(Path(str(path))).read()[0].identity})
+    return Message(content, reply_to=message)
 
 
 @app.train()
@@ -97,6 +111,11 @@ def train(message: Message, context: Context) -> Message:
     x, y = place.federation.client(client)
     site = Site(x, y, client, question.turn, experiment.seed)
     if agreed is None:
+        if names.LEDGER in context.node_config:
+            raise PrivacyError(
+                f"trainer.name = {experiment.trainer.name!r} adds no noise, and this site has a ledger: it "
+                "takes part in private experiments alone. Nothing was sent"
+            )
         return _work(place, participant, weights, site, context, None).message(message)
     books = _books(context, place, client, agreed)
     if body := books.kept(question.identity, question.known):
@@ -177,7 +196,7 @@ def _work(
     """Train and select. What goes wrong in a private round is told by its kind alone."""
     rng = seeds.generator(site.seed, "selection", site.round, site.client)
     try:
-        fit = place.trainer.fit(weights, site, _load_state(context))
+        fit = _fit(place.trainer, weights, site, _load_state(context), noise)
         data = participant.upload(fit.change, rng=rng, noise=noise)
     except Exception as error:
         if noise is not None and not isinstance(error, PrivacyError):
@@ -197,16 +216,26 @@ def _work(
     return _Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
 
 
+def _fit(trainer: Trainer, weights: Vector, site: Site, state: State, noise: Noise | None) -> Fit:
+    """Train. Where noise comes after it, a training that diverged is a change like any other."""
+    try:
+        return trainer.fit(weights, site, state)
+    except UploadRefused:
+        if noise is None or trainer.spends:
+            raise
+        return Fit(np.zeros_like(weights))
+
+
 def _noise(agreed: Agreement, site: Site) -> Noise:
     if agreed.noise_source == "secure":
         return SecureNoise()
     return SimulationNoise(seeds.generator(site.seed, "privacy noise", site.round, site.client))
 
 
-def _in_ray() -> bool:
-    """Return whether this is a Ray worker, where Flower's own simulation runs its ClientApps."""
+def _simulated(context: Context) -> bool:
+    """Return whether our Grid says so, or this is a Ray worker, where Flower's own simulation runs."""
     ray = sys.modules.get("ray")
-    return ray is not None and ray.is_initialized()
+    return names.SIMULATED in context.node_config or (ray is not None and ray.is_initialized())
 
 
 def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) -> Books:
@@ -217,8 +246,13 @@ def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) 
                 f"privacy.noise_source = {agreed.noise_source!r} is seeded: a deployed site draws from the "
                 "operating system's entropy alone; allowed: 'secure'. Nothing was sent"
             )
-        return SiteBooks.at(str(path), place.experiment.digest)
-    if not (names.SIMULATED in context.node_config or _in_ray()):
+        if (promise := GUARANTEES[agreed.guarantee]).status != "proved":
+            raise PrivacyError(
+                f"privacy.variant = {place.experiment.privacy.variant!r} is {promise.status} "
+                f"({promise.reason}): a deployed site releases only what is proved. Nothing was sent"
+            )
+        return SiteBooks(Ledger(Path(str(path))), place.experiment.digest)
+    if not _simulated(context):
         raise PrivacyError(
             f"node_config has no {names.LEDGER}: a site that trains privately needs one (fed-dp ledger "
             "create FILE), named in its node config. Nothing was sent"

@@ -7,7 +7,6 @@ its state: there, the same seed gives the same bytes again, so nothing needs to 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from fed_dp.accounting import Account, Budget, Event, Ledger
@@ -36,11 +35,6 @@ class SiteBooks:
 
     ledger: Ledger
     experiment: str  # the digest: whose outbox it is
-
-    @classmethod
-    def at(cls, path: str, experiment: str) -> SiteBooks:
-        """Return the books in a ledger file."""
-        return cls(Ledger(Path(path)), experiment)
 
     def kept(self, question: str, known: str | None) -> bytes | None:
         """Look into the outbox."""
@@ -73,7 +67,7 @@ class VirtualBooks:
         number = (known or "").partition(":")[0]
         if number.isdecimal() and int(number) >= account.number and known != account.mark:
             raise LedgerFault(
-                f"the server has seen entry {number} of {account.site}, whose account ends at "
+                f"the server has seen entry {number} of the ledger of {account.site}, which ends at "
                 f"{account.number}: it was rolled back; nothing was sent"
             )
         return None

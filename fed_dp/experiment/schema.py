@@ -286,8 +286,8 @@ Strategy = Annotated[Averaging | Centralised | Standalone | Dssgd, Field(discrim
 class Privacy(Section):
     """The budget of each site over the whole run, and how noise is drawn."""
 
-    budget_epsilon: Positive | None = None
-    delta: Annotated[float, Field(gt=0, lt=1)] | None = None  # none: pure ε
+    budget_epsilon: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    delta: Annotated[float, Field(ge=1e-10, lt=1)] | None = None  # none: pure ε
     variant: Variant = "proved"
     noise_source: NoiseSource = "simulation"
 

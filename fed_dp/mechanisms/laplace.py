@@ -26,7 +26,8 @@ def laplace(
     most = values.size if count is None else count
     if values.size > most:
         raise PrivacyError(f"{values.size} values: at most {most} were agreed; nothing was sent")
-    return noise.laplace(np.clip(values, -bound, bound), scale=2 * bound * max(most, 1) / epsilon)
+    exact = values.astype(np.float64)  # in float32 the bound itself would be rounded, up
+    return noise.laplace(np.clip(exact, -bound, bound), scale=2 * bound * max(most, 1) / epsilon)
 
 
 def check(**positive: float) -> None:

@@ -30,7 +30,7 @@ FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
 class Noise(Protocol):
     """A source of noise. It adds to values rather than hands out noise, so that it can do so exactly.
 
-    `rng` is for what needs no secrecy: an order or a mask that does not depend on the records.
+    `rng` is for what needs no secrecy: an order or a mask, drawn without looking at the records.
     """
 
     name: NoiseSource
@@ -98,7 +98,7 @@ class SecureNoise:
         return self._add(values, scale, dp.l1_distance(T="i64"), dp.m.make_laplace)
 
     def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
-        """Add discrete Gaussian noise (Canonne, Kamath, Steinke 2020: never worse than continuous)."""
+        """Add discrete Gaussian noise, of the same zCDP (Canonne, Kamath, Steinke 2020, Theorem 4)."""
         dp = self._dp
         return self._add(values, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
 

@@ -16,7 +16,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms.laplace import check, finite, laplace
 from fed_dp.mechanisms.noise import Noise, Reals
 
@@ -47,7 +46,7 @@ def above_threshold(
 
     They are gone through in random order: |v_j|, clipped to `bound`, plus Lap(2·count·bound/eps_search)
     against threshold + Lap(bound/eps_threshold), drawn once; stop at `count`. All comparisons are
-    made at once, and of those that reach it `count` are taken at random: which is the same.
+    made at once, and of those that reach it the first `count` in an order drawn before are taken.
 
     Guarantee: pure (eps_threshold + eps_search)-DP, however many values there are; proved.
     Neighbours: any two inputs; every magnitude may move at once, by at most `bound`.
@@ -56,11 +55,13 @@ def above_threshold(
     Reference: Lyu, Su, Li, PVLDB 10(6) 2017, Algorithm 1 and Theorem 2.
     """
     check(bound=bound, count=count, eps_threshold=eps_threshold, eps_search=eps_search)
-    queries = magnitudes(values, bound)
+    queries, order = magnitudes(values, bound), noise.rng.random(len(values))
     [limit] = noise.laplace(np.array([threshold]), scale=bound / eps_threshold)
     noisy = noise.laplace(queries, scale=2 * count * bound / eps_search)
     found = np.flatnonzero(noisy >= limit)
-    return found if found.size <= count else np.sort(noise.rng.choice(found, count, replace=False))
+    if found.size > count:
+        found = np.sort(found[np.argpartition(order[found], count - 1)[:count]])
+    return found
 
 
 def sparse_vector(
@@ -130,14 +131,16 @@ def figure_12(
         threshold_scale=2 * count * sensitivity / (8 / 9 * epsilon),
         noise=noise,
     )
-    released = values[chosen] if as_printed else np.clip(values[chosen], -bound, bound)
+    released = values[chosen].astype(np.float64)
+    if not as_printed:
+        released = np.clip(released, -bound, bound)
     noised = noise.laplace(released, scale=2 * count * sensitivity / (2 / 9 * epsilon))
     return Released(chosen, np.clip(noised, -bound, bound))
 
 
 def magnitudes(values: Reals, bound: float) -> Reals:
     """Return |v_j|, clipped to the bound: each lies in [0, bound], so none moves by more."""
-    found = np.abs(finite(values))
+    found = np.abs(finite(values), dtype=np.float64)  # in float32 the bound itself would be rounded, up
     return np.minimum(found, bound, out=found)
 
 
@@ -148,12 +151,13 @@ def _segments(
 
     Query noise is drawn for all at once (a coordinate is asked at most once), thresholds for all
     segments at once. A coordinate below the lowest of them is found in no segment: only the others
-    are put in random order and gone through.
+    are gone through. The order is that of one uniform key per coordinate, drawn before.
     """
+    keys = noise.rng.random(queries.size)
     noisy = noise.laplace(queries, scale=2 * threshold_scale)
     limits = noise.laplace(np.full(count, threshold), scale=threshold_scale)
     able = np.flatnonzero(noisy >= limits.min())
-    order = noise.rng.permutation(able)
+    order = able[np.argsort(keys[able])]
     return np.sort(order[_crossings(noisy[order], limits)])
 
 
@@ -189,9 +193,3 @@ def _far(noisy: NDArray[np.float64], start: int, limit: float) -> int:
         start += width
         width *= 4
     return int(noisy.size)
-
-
-def check_threshold(threshold: float, bound: float) -> None:
-    """Refuse a threshold that nothing within the bound reaches."""
-    if not 0 <= threshold <= bound:
-        raise PrivacyError(f"threshold = {threshold!r}: expected from 0 to the bound, {bound:g}")

@@ -22,6 +22,7 @@ from fed_dp.models import Evaluator, Vector, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
 from fed_dp.strategies.dssgd import Dssgd
+from fed_dp.strategies.marks import Marks
 from fed_dp.strategies.run_folder import Line, RunFolder
 from fed_dp.strategies.site_strategy import NO_REPLY, SiteStrategy
 from fed_dp.strategies.sites import Site, discover
@@ -87,6 +88,8 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     if folder.same_data(fingerprint) and experiment.private:
         _check_repeatable(experiment, folder, turns)
     done, lines = _resume(folder, strategy, observer)
+    seen = Marks(folder.path.parent)
+    strategy.marks = seen.of(sites, strategy.marks)
     events: dict[int, list[Event]] = defaultdict(list)
     for line in lines:
         for event in from_json(line["events"]):
@@ -103,6 +106,7 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         line = _line(turn, strategy, scores, trained - began, _spent(experiment, events))
         folder.append(line)
         lines.append(line)
+        seen.keep(sites, strategy.marks)
         observer.checkpoint(folder.path, turn)
         folder.save(turn, strategy.state())
         observer.round_done(line)

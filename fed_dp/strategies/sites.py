@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from flwr.app import Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
 from fed_dp.errors import RunError
@@ -14,11 +14,15 @@ from fed_dp.sharing import message as names
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A node that takes part: its Flower id, its client number, its public number of records."""
+    """A node that takes part: its Flower id, its client number, its public number of records.
+
+    `ledger` names a real site's ledger, the same in every run; a virtual client has none.
+    """
 
     node: int
     client: int
     records: int
+    ledger: str = ""
 
 
 def discover(grid: Grid, *, expected: int, timeout: float) -> tuple[Site, ...]:
@@ -46,7 +50,9 @@ def discover(grid: Grid, *, expected: int, timeout: float) -> tuple[Site, ...]:
         elif not isinstance(records, int) or not 0 < records < 2**40:
             problems.append(f"client {client} says it holds {records} records, expected 1 or more")
         else:
-            sites[client] = Site(reply.metadata.src_node_id, client, records)
+            told = reply.content.config_records.get(names.CONFIG, ConfigRecord())
+            ledger = str(told.get(names.LEDGER, ""))[:100]
+            sites[client] = Site(reply.metadata.src_node_id, client, records, ledger)
     if len(sites) < expected:
         reason = problems[0] if problems else "no answer in time"
         raise RunError(f"{len(sites)} of {expected} clients are ready: {reason}")

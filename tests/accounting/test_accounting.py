@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal, getcontext
+from fractions import Fraction
 
 import pytest
 from dp_accounting.pld import common
@@ -84,6 +86,31 @@ def test_a_mixture_of_mechanisms_composes_over_rounds() -> None:
 @pytest.mark.parametrize("extra", MIXED)
 def test_no_release_is_free_in_a_mixture(extra: Release) -> None:
     assert epsilon([*MIXED, extra], delta=DELTA) > epsilon(MIXED, delta=DELTA)
+
+
+def test_many_small_releases_have_no_cliff() -> None:
+    few, more = (epsilon([Laplace(0.05)] * count, delta=DELTA) for count in (2000, 2001))
+    assert few < more < 1.001 * few < 12
+    each = pure_share(epsilon=20.0, delta=DELTA, releases=5000)
+    assert 0.99 * 20 < epsilon([SparseVector(each, 1)] * 5000, delta=DELTA) <= 20
+
+
+@pytest.mark.parametrize("delta", [1e-6, 1e-8, 1e-10])
+def test_a_small_delta_is_not_lost_in_rounding_errors(delta: float) -> None:
+    """5,000 × ε₀ = .001, whose true δ is a sum over a binomial, here in exact arithmetic."""
+    count, each = 5000, Fraction(1, 1000)
+    found = Fraction(epsilon([Laplace(float(each))] * count, delta=delta))
+    getcontext().prec = 60
+    up = Decimal(float(each)).exp() / (1 + Decimal(float(each)).exp())
+    total = Decimal(0)
+    for ups in range(count + 1):
+        loss = (2 * ups - count) * each
+        if loss > found:
+            gap = Decimal(1) - (Decimal(float(found - loss))).exp()
+            total += math.comb(count, ups) * up**ups * (1 - up) ** (count - ups) * gap
+    assert 0.99 * delta < float(total) <= delta
+    with pytest.raises(PrivacyError, match="delta = 1e-11: expected 0, or at least 1e-10"):
+        epsilon([Laplace(0.1)], delta=1e-11)
 
 
 def test_huge_pure_epsilons_are_added_not_forgotten() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from fed_dp.accounting import Account, Budget, Event, Laplace, Ledger, SampledGaussian, epsilon
+from fed_dp.accounting import Account, Budget, Entry, Event, Laplace, Ledger, SampledGaussian, epsilon
 from fed_dp.accounting.ledger import write_accounts
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
@@ -154,6 +154,31 @@ def test_a_ledger_is_never_replaced(ledger: Ledger) -> None:
     with pytest.raises(LedgerFault, match="exists already"):
         Ledger.create(ledger.path, site="ward 7", budget=Budget(2.0))
     assert ledger.read()[0].number == 1
+    assert [path.name for path in ledger.path.parent.iterdir()] == [
+        ledger.path.name
+    ]  # and nothing is left over
+
+
+def test_what_is_left_of_a_ledger_is_not_built_upon(tmp_path: Path) -> None:
+    (tmp_path / "x-wal").write_bytes(b"charges")
+    with pytest.raises(LedgerFault, match="x-wal is what is left of another ledger"):
+        Ledger.create(tmp_path / "x", site="a", budget=Budget(2.0))
+
+
+def test_a_charge_between_two_reads_does_not_look_like_damage(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Entry.from_json
+    ledger.charge(event(1))
+
+    def meanwhile(text: str) -> Entry:
+        monkeypatch.setattr(Entry, "from_json", original)
+        Ledger(ledger.path).charge(event(2))
+        return original(text)
+
+    monkeypatch.setattr(Entry, "from_json", meanwhile)
+    assert ledger.read()[0].number == 1
+    assert ledger.read()[0].number == 2
 
 
 @pytest.mark.parametrize("budget", [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, 1.0), (1.0, -1e-9)])
@@ -194,6 +219,13 @@ def test_what_the_server_saw_earlier_is_still_in_the_chain(ledger: Ledger) -> No
 
 
 # ------------------------------------------------------------------------------------ outbox
+
+
+def test_an_outbox_that_was_changed_is_not_sent(ledger: Ledger) -> None:
+    ledger.keep(ledger.charge(event(1)), experiment="one", question="a", body=b"noised")
+    sql(ledger.path, "UPDATE outbox SET body = CAST('raw' AS BLOB)")
+    with pytest.raises(LedgerFault, match="what was kept in the outbox has been changed"):
+        ledger.kept(experiment="one", question="a")
 
 
 def test_the_outbox_holds_the_last_answer_of_each_experiment(ledger: Ledger) -> None:
@@ -324,9 +356,11 @@ def test_virtual_clients_share_a_file_and_repeating_a_round_writes_nothing_twice
     for _ in range(2):  # the crash came after the ledger and before the checkpoint
         write_accounts(path, {"client-0": (second, [two.to_json()])})
     assert Ledger(path, "client-0").read() == (second, [one, two])
-    other, changed = first.charge(event(2, 0.25))
-    with pytest.raises(LedgerFault, match="would be written twice, differently"):
-        write_accounts(path, {"client-0": (other, [changed.to_json()])})
+    other, changed = first.charge(event(2, 0.25))  # the round was repeated, and went otherwise
+    write_accounts(path, {"client-0": (other, [changed.to_json()])})
+    assert Ledger(path, "client-0").read() == (other, [one, changed])
+    write_accounts(path, {"client-0": (first, [])})  # … or failed before it was charged
+    assert Ledger(path, "client-0").read() == (first, [one])
     with pytest.raises(LedgerFault, match="not the one that was asked for"):
         Ledger(path, "client-9").read()
 

@@ -10,16 +10,19 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
-from fed_dp.accounting import Account, Budget, Ledger, from_json
+from fed_dp.accounting import Account, Budget, Gaussian, Ledger, SparseVector, from_json
 from fed_dp.clients import app as client_app
+from fed_dp.clients import participant
 from fed_dp.clients.trainer import Fit
-from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
+from fed_dp.errors import BudgetExceeded, DataError, LedgerFault, PrivacyError
 from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.experiment.release import agreement
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import RUN_ID, InProcessGrid, identify
 from fed_dp.strategies.site_strategy import record
 from tests.clients.test_app import change, grid, start, train
 from tests.conftest import private_selection, small
+from tests.mechanisms.privacy_loss import Spy
 
 SELECTIONS = ("sparse_vector", "random_mask")
 
@@ -140,6 +143,86 @@ def test_a_site_that_fails_after_the_charge_has_paid(ledger: Ledger, monkeypatch
     assert ledger.kept(experiment=site.experiment.digest, question="") is None
 
 
+def test_a_site_with_a_ledger_takes_part_in_nothing_that_is_not_private(ledger: Ledger) -> None:
+    with pytest.raises(
+        PrivacyError, match=r"'sgd' adds no noise, and this site has a ledger.*Nothing was sent"
+    ):
+        Deployed(small(), ledger.path).answer()
+    with pytest.raises(PrivacyError, match=r"is refuted .*releases only what is proved"):
+        Deployed(secure(variant="paper_as_printed"), ledger.path).answer()
+    assert ledger.read()[0].number == 0
+
+
+def test_what_is_wrong_with_a_site_s_records_stays_at_the_site(tmp_path: Path, ledger: Ledger) -> None:
+    (tmp_path / "train.csv").write_text("age,ill\n33,no\nMrs 0,yes\n")
+    data = {
+        "name": "folder",
+        "path": str(tmp_path),
+        "label": "ill",
+        "classes": ["no", "yes"],
+        "bounds": [0, 120],
+    }
+    site = Deployed(secure(data=data, clients={"count": 1}), ledger.path)
+    question = Message(RecordDict(), 1, MessageType.QUERY, group_id="0")
+    for simulated in (False, True):
+        node = {**site.node, **({names.SIMULATED: True} if simulated else {})}
+        with pytest.raises(DataError) as caught:
+            client_app.app(question, Context(RUN_ID, 1, node, RecordDict(), site.config))
+        assert ("Mrs 0" in str(caught.value)) == simulated
+
+
+def used_and_charged(selection: str, variant: str = "proved") -> tuple[float, float]:
+    """The scale of the released values' noise, and what the event in the reply says it should be."""
+    experiment = private_selection(selection, variant=variant)
+    spy = Spy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_app, "_noise", lambda *_: spy)
+        reply = train(grid(experiment), start(experiment))
+    [event] = from_json(str(reply.content.config_records[names.CONFIG][names.EVENTS]))
+    if isinstance(event.release, SparseVector):
+        share = {"proved": 1 / 9, "paper": 2 / 9 / 2}[variant]
+        return spy.calls[-1][1], 2 * 0.01 * event.release.count / (share * event.release.epsilon)
+    assert isinstance(event.release, Gaussian)
+    return spy.calls[-1][1], 2 * 0.1 * event.release.noise_multiplier
+
+
+CASES = [("sparse_vector", "proved"), ("sparse_vector", "paper"), ("random_mask", "proved")]
+
+
+@pytest.mark.parametrize(("selection", "variant"), CASES)
+def test_the_noise_that_is_used_is_the_noise_that_is_charged(selection: str, variant: str) -> None:
+    used, charged = used_and_charged(selection, variant)
+    assert used == pytest.approx(charged)
+
+
+@pytest.mark.parametrize(("selection", "variant"), CASES)
+def test_less_noise_than_charged_is_seen(
+    selection: str, variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vector, mask = participant.SparseVectorSelector, participant.RandomMask
+    monkeypatch.setattr(participant, "_selector", lambda *_: weakened(vector, mask, selection, variant))
+    used, charged = used_and_charged(selection, variant)
+    assert used < 0.9 * charged
+
+
+def weakened(vector: Any, mask: Any, selection: str, variant: str) -> Any:
+    agreed = agreement(private_selection(selection, variant=variant), client=0, size=2410)
+    assert agreed is not None
+    if isinstance(agreed.release, SparseVector):
+        return vector(agreed.release.count, 0.01, 0.001, 2 * agreed.release.epsilon, variant)
+    assert isinstance(agreed.release, Gaussian)
+    return mask(241, 0.1, agreed.release.noise_multiplier / 2)
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_a_selective_training_that_diverges_is_not_told_from_others_either(selection: str) -> None:
+    trainer = {"name": "sgd", "learning_rate": 1e30, "update_fraction": 0.5, "local_epochs": 3}
+    experiment = private_selection(selection, trainer=trainer)
+    assert not train(grid(experiment), start(experiment)).has_error()
+    plain = small(trainer=trainer)
+    assert "diverged" in (train(grid(plain), start(plain)).error.reason or "")
+
+
 # -------------------------------------------------------------------------- virtual clients
 
 
@@ -184,7 +267,8 @@ def test_weights_that_are_refused_cost_nothing() -> None:
 def test_a_private_selection_tells_of_the_records_through_the_change_alone(
     selection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = private_selection(selection)
+    budget = {"budget_epsilon": 1e6, "delta": 1e-5}  # at a small ε the same seed gives the same noise alone
+    experiment = private_selection(selection, privacy=budget)
     replies = []
     for shift in (0, 1):
         original = client_app.Site

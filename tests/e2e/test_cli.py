@@ -136,7 +136,9 @@ def test_a_ledger_is_made_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
     assert re.search(r"ward 7 +│ 0.5 +│ 2 +│ 1e-06 +│ 1", shown)
     assert "round 3, sparse_vector (epsilon 0.5, count 100), proved per participant, noise: secure" in shown
     assert "ward 7: good; 1 charges, spent ε = 0.5 of 2" in cli("ledger", "verify", "w.ledger").stdout
+    assert f"mark: {mark}" in shown
     assert cli("ledger", "verify", "w.ledger", "--mark", mark).returncode == 0
+    assert "has no ledgers" in error_line(cli("ledger", "show", "."))
     line = error_line(cli("ledger", "verify", "w.ledger", "--mark", "2:" + "0" * 64))
     assert "it was rolled back to an older copy" in line
     assert "exists already" in error_line(

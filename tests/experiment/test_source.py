@@ -67,7 +67,11 @@ def made(*settings: str) -> Experiment:
         ([*FOLDER, "data.classes=2", "data.bounds=[0, inf]"], ["every input = [0.0, inf]", "finite"]),
         ([*FOLDER, "data.classes=2", "data.bounds={a=[2, 1]}"], ["bounds of a = [2.0, 1.0]", "low < high"]),
         ([*FOLDER, "data.bounds=[0, 1]", 'data.classes=["a", "a"]'], ["data.classes = ['a', 'a']", "differ"]),
-        ([*PRIVATE, "privacy.budget_epsilon=inf"], ["privacy.budget_epsilon = inf", "finite"]),
+        ([*PRIVATE, "privacy.budget_epsilon=inf"], ["privacy.budget_epsilon = inf", "less than or equal"]),
+        (
+            [*PRIVATE, "privacy.delta=1e-12"],
+            ["privacy.delta = 1e-12", "greater than or equal to 0.0000000001"],
+        ),
         ([*PRIVATE, "privacy.delta=1"], ["privacy.delta = 1", "less than 1"]),
         ([*PRIVATE, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
         ([*PRIVATE, "privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "torchcsprng"]),

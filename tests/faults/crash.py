@@ -13,9 +13,11 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import sys
 import threading
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,6 +37,8 @@ from fed_dp.strategies.site_strategy import record
 
 WATCHED = ("accounting/ledger", "accounting/account", "clients/app", "clients/books", "clients/participant")
 WATCHED += ("mechanisms/", "sharing/private_selection", "sharing/codec")
+EARLY = b"!"
+early = [0]  # how often noise was drawn before the charge
 FILES = tuple(str(Path(fed_dp.__file__).parent / name) for name in WATCHED)
 
 
@@ -86,6 +90,23 @@ def answer(path: Path, config: dict[str, Any], turn: int) -> Message:
     return client_app.app(message, Context(RUN_ID, 1, node, RecordDict(), config))
 
 
+def watch_noise(path: Path, into: int) -> None:
+    """Write a mark into the pipe when noise is drawn though nothing was charged since now."""
+
+    def charges() -> int:
+        with closing(sqlite3.connect(path)) as db:
+            return int(db.execute("SELECT count(*) FROM entry").fetchone()[0])
+
+    before, add = charges(), SecureNoise._add
+
+    def noted(self: SecureNoise, *arguments: Any) -> Any:
+        if charges() == before:
+            os.write(into, EARLY)
+        return add(self, *arguments)
+
+    SecureNoise._add = noted  # type: ignore[method-assign]
+
+
 def ask(
     path: Path, config: dict[str, Any], turn: int, *, line: int | None = None, after: float = 0.0
 ) -> tuple[str, list[int]]:
@@ -96,6 +117,7 @@ def ask(
     """
     out, into = os.pipe()
     if (child := os.fork()) == 0:
+        watch_noise(path, into)
         stop = Stop(line or 0)
         if line is not None:
             sys.settrace(stop)
@@ -110,7 +132,9 @@ def ask(
     if killer:
         killer.start()
     with os.fdopen(out, "rb") as pipe:
-        left = pipe.read().decode().split()
+        said = pipe.read()
+    early[0] += EARLY in said
+    left = said.replace(EARLY, b"").decode().split()
     if killer:
         killer.cancel()
         killer.join()
@@ -120,14 +144,21 @@ def ask(
 
 def weaken(mutant: str) -> None:
     """Make the books worse: the checks must see it."""
-    if mutant == "late":  # the charge is written when the answer is kept: after noise was drawn
+    if mutant in ("late", "never"):  # the charge is written after noise was drawn, or not at all
+        pending: list[Event] = []
+        keep = SiteBooks.keep
 
         def later(self: SiteBooks, event: Event, *, known: str | None, ahead: int) -> Account:
+            pending.append(event)
             account, _ = self.ledger.read()
             return account.charge(event)[0]
 
-        SiteBooks.charge = later  # type: ignore[method-assign]
-        SiteBooks.keep = lambda *_: None  # type: ignore[assignment, method-assign]
+        def and_then(self: SiteBooks, account: Account, question: str, body: bytes) -> None:
+            if mutant == "late":
+                self.ledger.charge(pending.pop())
+                keep(self, account, question, body)
+
+        SiteBooks.charge, SiteBooks.keep = later, and_then  # type: ignore[method-assign]
     elif mutant == "forgetful":  # nothing is kept: a retry draws fresh noise
         SiteBooks.kept = lambda *_: None  # type: ignore[assignment, method-assign]
 
@@ -168,7 +199,7 @@ def main(folder: str, kills: int, mutant: str = "") -> dict[str, Any]:
         found["more left than was charged"] += len(left) > after
         found["no answer"] += not second
         charged = after
-    return {**found, "lines": before + since}
+    return {**found, "lines": before + since, "noise was drawn before the charge": early[0]}
 
 
 def begin(path: Path) -> Ledger:

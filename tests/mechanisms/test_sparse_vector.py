@@ -174,7 +174,7 @@ MUTANTS: dict[str, tuple[str, ModuleType, tuple[str, str]]] = {
     ),
     "release noise halved": ("proved", laplaces, (RELEASE, "scale=bound * max(most, 1) / epsilon")),
     "release without c": ("proved", laplaces, (RELEASE, "scale=2 * bound / epsilon")),
-    "release not clipped before": ("proved", laplaces, ("np.clip(values, -bound, bound)", "values")),
+    "release not clipped before": ("proved", laplaces, ("np.clip(exact, -bound, bound)", "exact")),
     "ε spent twice": ("proved", vectors, ("finding = (1 - RELEASE_SHARE) * epsilon", "finding = epsilon")),
     "magnitudes not clipped": (
         "proved",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,13 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fed_dp.accounting import Account, Budget, Event, Ledger, SparseVector
 from fed_dp.clients import app as client_app
-from fed_dp.errors import ResumeError
+from fed_dp.errors import ResumeError, RunError
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing.message import LEDGER
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
 from fed_dp.simulations.study import run_study
+from fed_dp.strategies.marks import FILE
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import LEDGERS, RunFolder
 from tests.conftest import private_selection, small
@@ -138,6 +141,31 @@ def test_a_report_shows_accuracy_by_epsilon_per_parameter_and_in_all(tmp_path: P
     assert "Test accuracy by ε" not in (alone / "report.html").read_text()
 
 
+def test_the_server_remembers_real_sites_ledgers_from_run_to_run(tmp_path: Path) -> None:
+    experiment = private_selection("random_mask", noise_source="secure", rounds=1, clients={"count": 2})
+
+    def whole_run(name: str) -> list[dict[str, Any]]:
+        grid = InProcessGrid(2, dict(to_run_config(experiment)), client_app.app)
+        for node in (1, 2):
+            grid.contexts[node].node_config[LEDGER] = str(tmp_path / f"{node}.ledger")
+        folder = RunFolder.create(tmp_path / "runs" / name, experiment)
+        run_rounds(experiment, grid, folder, Silent())
+        return folder.lines()
+
+    for node in (1, 2):
+        Ledger.create(tmp_path / f"{node}.ledger", site=f"s{node}", budget=Budget(100.0, 1e-5))
+    shutil.copy(tmp_path / "2.ledger", tmp_path / "older")
+    assert whole_run("first")[0]["clients"]["uploaded"] == 2
+    assert len(json.loads((tmp_path / "runs" / FILE).read_text())) == 2
+    shutil.copy(tmp_path / "older", tmp_path / "2.ledger")
+    lines = whole_run("second")
+    assert lines[0]["clients"]["uploaded"] == 1
+    assert "rolled back" in lines[0]["failures"]["1"]
+    (tmp_path / "runs" / FILE).write_text("{")
+    with pytest.raises(RunError, match="put it back, or delete it to forget"):
+        whole_run("third")
+
+
 class RollBack(Silent):
     """After the first round, give client 0 the state it had before."""
 
@@ -155,7 +183,7 @@ def test_a_client_whose_account_was_rolled_back_is_refused_by_itself(tmp_path: P
     folder = RunFolder.create(tmp_path / "run", experiment)
     run_rounds(experiment, grid, folder, RollBack(grid))
     [why] = folder.lines()[1]["failures"].values()
-    assert "the server has seen entry 1 of client-0000, whose account ends at 0: it was rolled back" in why
+    assert "entry 1 of the ledger of client-0000, which ends at 0: it was rolled back" in why
 
 
 def test_with_no_noise_to_speak_of_a_sparse_vector_is_a_random_selection_above_the_threshold(

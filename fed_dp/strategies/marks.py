@@ -1,0 +1,43 @@
+"""What the server remembers of real sites' ledgers over all its runs: the last mark of each.
+
+A site that comes back with an older copy of its ledger does not contain the mark, and refuses.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from fed_dp.errors import RunError
+from fed_dp.strategies.run_folder import write_atomically
+from fed_dp.strategies.sites import Site
+
+FILE = "marks.json"  # beside the run folders
+
+
+class Marks:
+    """The last mark of every ledger, in a file beside the run folders; virtual clients have none there."""
+
+    def __init__(self, root: Path) -> None:
+        self._path = root / FILE
+        self._known: dict[str, str] = {}
+        if self._path.is_file():
+            try:
+                self._known = {str(k): str(v) for k, v in json.loads(self._path.read_text()).items()}
+            except (OSError, ValueError, AttributeError) as error:
+                raise RunError(
+                    f"{self._path} cannot be read ({error}): it holds what sites' ledgers must contain; "
+                    "put it back, or delete it to forget"
+                ) from None
+
+    def of(self, sites: Sequence[Site], otherwise: Sequence[str]) -> list[str]:
+        """Return each site's mark: the one remembered, or else what the run itself has seen."""
+        return [self._known.get(site.ledger, mark) for site, mark in zip(sites, otherwise, strict=True)]
+
+    def keep(self, sites: Sequence[Site], marks: Sequence[str]) -> None:
+        """Remember the marks of real sites."""
+        new = {site.ledger: mark for site, mark in zip(sites, marks, strict=True) if site.ledger and mark}
+        if new and not new.items() <= self._known.items():
+            self._known |= new
+            write_atomically(self._path, json.dumps(self._known, indent=2).encode())
