@@ -12,6 +12,7 @@ no exact sampler is never called secure.
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import Any, Literal, Protocol
 
@@ -23,18 +24,15 @@ from fed_dp.seeds import Generator
 
 NoiseSource = Literal["simulation", "secure"]
 Reals = NDArray[np.floating[Any]]
+Integers = NDArray[np.int64]
 _SIGN_BYTE = 7 if sys.byteorder == "little" else 0  # of a float64
 FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
 
 
 class Noise(Protocol):
-    """A source of noise. It adds to values rather than hands out noise, so that it can do so exactly.
-
-    `rng` is for what needs no secrecy: an order or a mask, drawn without looking at the records.
-    """
+    """A source of noise. It adds to values rather than hands out noise, so that it can do so exactly."""
 
     name: NoiseSource
-    rng: Generator
 
     def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
         """Return values + independent Laplace noise of the given scale (variance 2 scale²)."""
@@ -44,6 +42,10 @@ class Noise(Protocol):
         """Return values + independent Gaussian noise of the given standard deviation."""
         ...
 
+    def shuffled(self, items: Integers) -> Integers:
+        """Return the items in random order, which is as secret as the noise."""
+        ...
+
 
 class SimulationNoise:
     """Seeded noise in floating point. Not secure."""
@@ -51,13 +53,13 @@ class SimulationNoise:
     name: NoiseSource = "simulation"
 
     def __init__(self, rng: Generator) -> None:
-        self.rng = rng
+        self._rng = rng
 
     def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
         """Add an exponential with a random sign, which is Laplace and more than twice as fast."""
-        noise = self.rng.standard_exponential(np.shape(values))
+        noise = self._rng.standard_exponential(np.shape(values))
         noise *= scale
-        bits = np.frombuffer(self.rng.bytes(-(-noise.size // 8)), np.uint8)
+        bits = np.frombuffer(self._rng.bytes(-(-noise.size // 8)), np.uint8)
         signs = noise.reshape(-1).view(np.uint8)[_SIGN_BYTE::8]
         signs ^= np.unpackbits(bits, count=noise.size) << 7
         noise += values
@@ -65,10 +67,14 @@ class SimulationNoise:
 
     def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
         """Add normal noise."""
-        noise = self.rng.standard_normal(np.shape(values))
+        noise = self._rng.standard_normal(np.shape(values))
         noise *= scale
         noise += values
         return noise
+
+    def shuffled(self, items: Integers) -> Integers:
+        """Permute."""
+        return self._rng.permutation(items)
 
 
 class SecureNoise:
@@ -90,7 +96,6 @@ class SecureNoise:
             ) from None
         dp.enable_features("contrib")
         self._dp = dp
-        self.rng = np.random.default_rng()  # seeded by the operating system
 
     def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
         """Add discrete Laplace noise."""
@@ -101,6 +106,10 @@ class SecureNoise:
         """Add discrete Gaussian noise, of the same zCDP (Canonne, Kamath, Steinke 2020, Theorem 4)."""
         dp = self._dp
         return self._add(values, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
+
+    def shuffled(self, items: Integers) -> Integers:
+        """Sort by keys from the operating system."""
+        return items[np.argsort(np.frombuffer(os.urandom(8 * len(items)), np.uint64))]
 
     def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
         grid = 2.0 ** math.floor(math.log2(scale)) * FINENESS

@@ -46,7 +46,8 @@ def above_threshold(
 
     They are gone through in random order: |v_j|, clipped to `bound`, plus Lap(2·count·bound/eps_search)
     against threshold + Lap(bound/eps_threshold), drawn once; stop at `count`. All comparisons are
-    made at once, and of those that reach it the first `count` in an order drawn before are taken.
+    made at once, and of those that reach it `count` are taken at random: which is the same, as long as
+    that choice is as secret as the noise.
 
     Guarantee: pure (eps_threshold + eps_search)-DP, however many values there are; proved.
     Neighbours: any two inputs; every magnitude may move at once, by at most `bound`.
@@ -55,13 +56,11 @@ def above_threshold(
     Reference: Lyu, Su, Li, PVLDB 10(6) 2017, Algorithm 1 and Theorem 2.
     """
     check(bound=bound, count=count, eps_threshold=eps_threshold, eps_search=eps_search)
-    queries, order = magnitudes(values, bound), noise.rng.random(len(values))
+    queries = magnitudes(values, bound)
     [limit] = noise.laplace(np.array([threshold]), scale=bound / eps_threshold)
     noisy = noise.laplace(queries, scale=2 * count * bound / eps_search)
     found = np.flatnonzero(noisy >= limit)
-    if found.size > count:
-        found = np.sort(found[np.argpartition(order[found], count - 1)[:count]])
-    return found
+    return found if found.size <= count else np.sort(noise.shuffled(found)[:count])
 
 
 def sparse_vector(
@@ -140,8 +139,12 @@ def figure_12(
 
 def magnitudes(values: Reals, bound: float) -> Reals:
     """Return |v_j|, clipped to the bound: each lies in [0, bound], so none moves by more."""
-    found = np.abs(finite(values), dtype=np.float64)  # in float32 the bound itself would be rounded, up
-    return np.minimum(found, bound, out=found)
+    found = np.abs(finite(values))
+    limit = found.dtype.type(bound)
+    if float(limit) > bound:  # float32 has rounded it up
+        limit = np.nextafter(limit, found.dtype.type(0))
+    np.minimum(found, limit, out=found)
+    return found
 
 
 def _segments(
@@ -151,13 +154,12 @@ def _segments(
 
     Query noise is drawn for all at once (a coordinate is asked at most once), thresholds for all
     segments at once. A coordinate below the lowest of them is found in no segment: only the others
-    are gone through. The order is that of one uniform key per coordinate, drawn before.
+    are put in (secret) random order and gone through.
     """
-    keys = noise.rng.random(queries.size)
     noisy = noise.laplace(queries, scale=2 * threshold_scale)
     limits = noise.laplace(np.full(count, threshold), scale=threshold_scale)
     able = np.flatnonzero(noisy >= limits.min())
-    order = able[np.argsort(keys[able])]
+    order = noise.shuffled(able)
     return np.sort(order[_crossings(noisy[order], limits)])
 
 

@@ -66,7 +66,7 @@ class RandomMask:
 
     def select(self, change: Vector, *, noise: Noise) -> SparseUpdate:
         """Return what is uploaded."""
-        indices = np.sort(noise.rng.choice(change.size, self.count, replace=False))
+        indices = np.sort(noise.shuffled(np.arange(change.size))[: self.count])
         noised = gaussian(change[indices], clip=self.clip, multiplier=self.multiplier, noise=noise)
         return _update(indices, np.clip(noised, -self.bound, self.bound), change.size, self.bound)
 

@@ -35,7 +35,6 @@ class Spy:
     name = "simulation"
 
     def __init__(self) -> None:
-        self.rng = np.random.default_rng(0)
         self.calls: list[tuple[np.ndarray, float]] = []
 
     def laplace(self, values: np.ndarray, *, scale: float) -> np.ndarray:
@@ -43,6 +42,9 @@ class Spy:
         return np.array(values, np.float64)
 
     gaussian = laplace
+
+    def shuffled(self, items: np.ndarray) -> np.ndarray:
+        return items
 
 
 def find_loss(

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import kstest, laplace, norm
+from scipy.stats import chisquare, kstest, laplace, norm
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
@@ -48,7 +49,19 @@ def test_simulation_noise_repeats_and_secure_noise_does_not() -> None:
 
     assert draw(SOURCES["simulation"]()) == draw(SOURCES["simulation"]())
     assert draw(SecureNoise()) != draw(SecureNoise())
-    assert SecureNoise().rng.random() != SecureNoise().rng.random()
+    items = np.arange(100)
+    shuffled = [noise.shuffled(items).tolist() for noise in (SecureNoise(), SecureNoise())]
+    assert shuffled[0] != shuffled[1]
+    assert sorted(shuffled[0]) == items.tolist()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_order_is_as_likely(source: str) -> None:
+    noise: Noise = SOURCES[source]()
+    counts = Counter(tuple(noise.shuffled(np.arange(3)).tolist()) for _ in range(6000))
+    assert len(counts) == 6
+    assert chisquare(list(counts.values())).pvalue > 1e-4
 
 
 def test_secure_noise_lies_on_one_grid_whatever_it_was_added_to() -> None:
