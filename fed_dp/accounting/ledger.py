@@ -27,11 +27,11 @@ from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
 _SCHEMA = """
 CREATE TABLE site (name TEXT PRIMARY KEY, identity TEXT NOT NULL, epsilon REAL NOT NULL,
-                   delta REAL NOT NULL, number INTEGER NOT NULL, seal TEXT NOT NULL) STRICT;
+                   delta REAL NOT NULL, number INTEGER NOT NULL, seal TEXT NOT NULL);
 CREATE TABLE entry (site TEXT NOT NULL, number INTEGER NOT NULL, content TEXT NOT NULL,
-                    PRIMARY KEY (site, number)) STRICT;
+                    PRIMARY KEY (site, number));
 CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, question TEXT NOT NULL,
-                     seal TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment)) STRICT;
+                     seal TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment));
 """
 PATIENCE = 30.0  # seconds to wait for another process that is charging
 
