@@ -334,6 +334,21 @@ def test_too_little_noise_is_seen_in_transcripts(form: str, monkeypatch: pytest.
     assert any(empirical_loss(signed(FORMS[form](vectors)), *pair) > 1.0 for pair in WORST.values())
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize(("form", "larger"), [("paper", 0.52), ("proved", 0.58)])
+def test_at_one_epsilon_per_parameter_selection_is_nearly_a_coin_flip(form: str, larger: float) -> None:
+    """What docs/sparse-vector.md says about the paper's scale."""
+    rng = np.random.default_rng(0)
+    size, count, gamma = 140_106, 14_010, 1e-3
+    change = np.where(rng.random(size) < 0.5, 0.0, gamma)
+    common = {"bound": gamma, "threshold": 1e-4, "count": count, "epsilon": float(count)}
+    found = FORMS[form](vectors)(change, noise=SimulationNoise(rng), **common)
+    chosen = change[found.indices] > 0
+    assert chosen.mean() == pytest.approx(larger, abs=0.02)
+    assert (np.abs(found.values) >= gamma * (1 - 1e-9)).mean() == pytest.approx(0.95, abs=0.01)
+    assert (found.values[chosen] < 0).mean() == pytest.approx(0.47, abs=0.02)
+
+
 # -------------------------------------------------------------------------------- odd inputs
 
 
