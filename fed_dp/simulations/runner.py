@@ -12,6 +12,7 @@ from flwr.app import Context, RecordDict
 from fed_dp.clients.registry import make_trainer
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
+from fed_dp.mechanisms import SecureNoise
 from fed_dp.sharing.exchange import IN_TURN
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
 from fed_dp.strategies.app import RUN_FOLDER, make_server_app
@@ -58,7 +59,9 @@ def engine_for(engine: Engine, experiment: Experiment) -> Engine:
 
 
 def check(experiment: Experiment) -> None:
-    """Tell of wrong data, an impossible partition, network or budget before anything is started."""
+    """Tell of wrong data, an impossible partition, network or budget, or noise that is not there, at once."""
+    if experiment.privacy.noise_source == "secure":
+        SecureNoise()
     make_trainer(experiment, federation(experiment).dataset)
 
 

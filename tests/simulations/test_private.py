@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from fed_dp.accounting import Account, Budget, Event, Ledger, SparseVector
 from fed_dp.clients import app as client_app
-from fed_dp.errors import ResumeError, RunError
+from fed_dp.errors import PrivacyError, ResumeError, RunError
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing.message import LEDGER
 from fed_dp.simulations.grid import InProcessGrid
@@ -99,6 +100,15 @@ def test_noise_that_cannot_be_repeated_is_not_resumed(tmp_path: Path) -> None:
         simulate(experiment, observer=StopAfter(1, before=False), engine="in-process", folder=folder)
     with pytest.raises(ResumeError, match=r"noise_source = 'secure' cannot repeat.*released twice"):
         run(experiment, tmp_path, folder=folder)
+
+
+def test_secure_noise_that_is_not_installed_is_told_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "opendp.prelude", None)
+    with pytest.raises(PrivacyError, match=r"pip install 'fed-dp\[secure\]'"):
+        run(KINDS["random mask, secure"], tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def with_account(grid: InProcessGrid, node: int, account: Account) -> None:
