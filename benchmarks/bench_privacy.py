@@ -8,6 +8,7 @@ the training that it pays for.
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 import time
@@ -47,12 +48,14 @@ def sparse_vectors() -> None:
         lambda: sparse_vector(change, **options),
         lambda: figure_12(change, **options),
     )
-    values = change.tolist()
-    began = time.perf_counter()
-    found = reference.figure_12(values, gamma=GAMMA, tau=TAU, count=COUNT, epsilon=EPSILON, rng=rng)
-    loop = 1e6 * (time.perf_counter() - began)
+    values, times = change.tolist(), []
+    for _ in range(5):
+        began = time.perf_counter()
+        found = reference.figure_12(values, gamma=GAMMA, tau=TAU, count=COUNT, epsilon=EPSILON, rng=rng)
+        times.append(1e6 * (time.perf_counter() - began))
+    loop = statistics.median(times)
     print(f"the loop: {loop / 1e3:.0f} ms, {len(found)} of at most {COUNT} uploaded", file=sys.stderr)
-    for name, value in (("proved", proved), ("paper", paper)):
+    for name, value, of_loop in (("proved", proved, 1 / 100), ("paper", paper, 1 / 80)):
         entries.add(
             f"sparse-vector/{name}",
             value=value,
@@ -67,7 +70,7 @@ def sparse_vectors() -> None:
             unit="µs",
             baseline=loop,
             ratio=value / loop,
-            limit=0.01,
+            limit=of_loop,
         )
 
 

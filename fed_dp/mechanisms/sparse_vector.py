@@ -121,7 +121,6 @@ def figure_12(
     Reference: Shokri and Shmatikov, CCS 2015, Fig. 12.
     """
     check(bound=bound, count=count, epsilon=epsilon)
-    values = finite(values)
     sensitivity = 2 * bound  # Δf
     chosen = _segments(
         magnitudes(values, bound),
@@ -130,7 +129,7 @@ def figure_12(
         threshold_scale=2 * count * sensitivity / (8 / 9 * epsilon),
         noise=noise,
     )
-    released = values[chosen].astype(np.float64)
+    released = finite(values[chosen]).astype(np.float64)
     if not as_printed:
         released = np.clip(released, -bound, bound)
     noised = noise.laplace(released, scale=2 * count * sensitivity / (2 / 9 * epsilon))
@@ -174,14 +173,15 @@ def _crossings(noisy: NDArray[np.float64], limits: NDArray[np.float64]) -> Indic
     position, size = 0, noisy.size
     for limit in limits.tolist():
         stop = min(position + near, size)
-        while position < stop and values[position] < limit:
-            position += 1
-        if position == stop:
-            position = _far(noisy, position, limit)
-        if position >= size:
-            break
-        found.append(position)
-        position += 1
+        for here in range(position, stop):
+            if values[here] >= limit:
+                break
+        else:
+            here = _far(noisy, stop, limit)
+            if here == size:
+                break
+        found.append(here)
+        position = here + 1
     return np.array(found, np.int64)
 
 
