@@ -21,7 +21,7 @@ from workload import bare_loop
 
 from fed_dp.accounting import Account, Budget, Event, SampledGaussian
 from fed_dp.accounting.ledger import write_accounts
-from fed_dp.clients.books import VirtualBooks
+from fed_dp.clients.books import Question, VirtualBooks
 from fed_dp.mechanisms import SimulationNoise, figure_12, sparse_vector
 from fed_dp.sharing.selection import share
 
@@ -56,22 +56,15 @@ def sparse_vectors() -> None:
     loop = statistics.median(times)
     print(f"the loop: {loop / 1e3:.0f} ms, {len(found)} of at most {COUNT} uploaded", file=sys.stderr)
     for name, value, of_loop in (("proved", proved, 1 / 100), ("paper", paper, 1 / 80)):
-        entries.add(
-            f"sparse-vector/{name}",
-            value=value,
-            unit="µs",
-            baseline=baseline,
-            ratio=value / baseline,
-            limit=6,
-        )
-        entries.add(
-            f"sparse-vector/{name}-to-loop",
-            value=value,
-            unit="µs",
-            baseline=loop,
-            ratio=value / loop,
-            limit=of_loop,
-        )
+        for entry, against, limit in ((name, baseline, 6), (f"{name}-to-loop", loop, of_loop)):
+            entries.add(
+                f"sparse-vector/{entry}",
+                value=value,
+                unit="µs",
+                baseline=against,
+                ratio=value / against,
+                limit=limit,
+            )
 
 
 def charges() -> None:
@@ -83,9 +76,10 @@ def charges() -> None:
             new = {}
             for client in range(CLIENTS):
                 books = VirtualBooks(Account.from_json(states[client]))
-                books.kept("question", None)
+                question = Question(turn, b"", None)
+                books.kept(question)
                 event = Event(release, "psgd", turn, client, "simulation")
-                account = books.charge(event, known=None, ahead=ROUNDS)
+                account = books.charge(event, question, ahead=ROUNDS)
                 states[client] = account.to_json()
                 new[account.site] = account, books.new
             write_accounts(Path(folder) / "ledgers.sqlite", new)

@@ -389,8 +389,10 @@ def verify_ledger(
 def _ledger_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    if not (file := path / "ledgers.sqlite").is_file():
-        runs = sorted(found.parent.name for found in path.glob("*/ledgers.sqlite"))
+    from fed_dp.strategies.run_folder import LEDGERS
+
+    if not (file := path / LEDGERS).is_file():
+        runs = sorted(found.parent.name for found in path.glob(f"*/{LEDGERS}"))
         has = f"; the runs in it: {', '.join(runs)}" if runs else ": nothing in it was charged"
         raise ConfigError(f"{path} has no ledgers{has}")
     return file

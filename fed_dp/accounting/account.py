@@ -97,8 +97,7 @@ class Account:
         Raises BudgetExceeded when the budget cannot pay. `ahead` says how many such releases are
         planned in all: if the budget pays for all of them, fewer need not be added up again.
         """
-        after = dict(self.releases)
-        after[event.release] = after.get(event.release, 0) + 1
+        after = self._plus(event)
         foreseen = (
             len(after) == 1 and after[event.release] <= ahead and _plan(self.budget, event.release, ahead)
         )
@@ -109,7 +108,7 @@ class Account:
                 f"(δ = {self.budget.delta:g}); nothing was sent"
             )
         entry = Entry.make(self.number + 1, self.head, event, when)
-        return self._with(entry, after), entry
+        return self._with(entry), entry
 
     def replay(self, entries: Iterable[Entry]) -> Account:
         """Follow a chain; a LedgerFault names the first entry that does not fit."""
@@ -118,13 +117,17 @@ class Account:
             expected = Entry.make(account.number + 1, account.head, entry.event, entry.when)
             if entry != expected:
                 raise LedgerFault(f"entry {account.number + 1} of site {self.site!r} does not fit the chain")
-            after = dict(account.releases)
-            after[entry.event.release] = after.get(entry.event.release, 0) + 1
-            account = account._with(entry, after)
+            account = account._with(entry)
         return account
 
-    def _with(self, entry: Entry, releases: dict[Release, int]) -> Account:
-        return replace(self, number=entry.number, head=entry.seal, releases=tuple(releases.items()))
+    def _plus(self, event: Event) -> dict[Release, int]:
+        after = dict(self.releases)
+        after[event.release] = after.get(event.release, 0) + 1
+        return after
+
+    def _with(self, entry: Entry) -> Account:
+        releases = tuple(self._plus(entry.event).items())
+        return replace(self, number=entry.number, head=entry.seal, releases=releases)
 
     def to_json(self) -> str:
         """Write the account for a virtual client's state."""

@@ -80,7 +80,10 @@ def spent(events: Sequence[Event], *, delta: float) -> float:
 
 def spread(events_by_site: Mapping[int, Sequence[Event]], *, delta: float) -> dict[str, float]:
     """Return the smallest, the median and the largest ε over the sites that have spent any."""
-    each = [spent(events, delta=delta) for events in events_by_site.values() if events]
+    return _spread([spent(events, delta=delta) for events in events_by_site.values() if events])
+
+
+def _spread(each: Sequence[float]) -> dict[str, float]:
     return {"min": min(each), "median": statistics.median(each), "max": max(each)}
 
 
@@ -112,7 +115,7 @@ def statement(
     weakest = min(promises, key=lambda promise: (promise.unit != "record", WORST.index(promise.status)))
     worst = min(promises, key=lambda promise: WORST.index(promise.status))
     each = [r.epsilon / r.count for r in releases if isinstance(r, SparseVector)]
-    by_site = spread(events_by_site, delta=delta)
+    by_site = _spread(list(sites.values()))
     return Statement(
         epsilon_total=epsilon(together, delta=delta),
         epsilon_per_round=max(epsilon([release], delta=delta) for release in releases),

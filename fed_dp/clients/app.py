@@ -6,15 +6,12 @@ raises, and then Flower sends an error reply with no arrays in it.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -24,7 +21,7 @@ from flwr.common.logger import log
 from fed_dp import seeds
 from fed_dp.accounting import GUARANTEES, Account, Ledger, to_json
 from fed_dp.clients import device
-from fed_dp.clients.books import Books, SiteBooks, VirtualBooks
+from fed_dp.clients.books import Answer, Books, Question, SiteBooks, VirtualBooks
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.trainer import Fit, Site, State, Trainer
@@ -103,7 +100,7 @@ def train(message: Message, context: Context) -> Message:
     way raises, and then nothing is sent; what was charged stays charged.
     """
     place, client = _at_work(context)
-    question = _Question.of(message)
+    question = _question(message)
     experiment, size = place.experiment, place.start.size
     agreed = agreement(experiment, client=client, size=size)
     participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
@@ -116,73 +113,42 @@ def train(message: Message, context: Context) -> Message:
                 f"trainer.name = {experiment.trainer.name!r} adds no noise, and this site has a ledger: it "
                 "takes part in private experiments alone. Nothing was sent"
             )
-        return _work(place, participant, weights, site, context, None).message(message)
+        return _reply(_work(place, participant, weights, site, context, None), message)
     books = _books(context, place, client, agreed)
-    if body := books.kept(question.identity, question.known):
-        return _Answer.unpack(body).message(message)
+    if (before := books.kept(question)) is not None:
+        return _reply(before, message)
     noise = _noise(agreed, site)
     event = agreed.event(turn=question.turn, client=client)
-    account = books.charge(event, known=question.known, ahead=experiment.rounds)
+    account = books.charge(event, question, ahead=experiment.rounds)
     if isinstance(books, VirtualBooks):
-        context.state[names.LEDGER] = ConfigRecord({ACCOUNT: account.to_json(), NEW: list(books.new)})
+        keep_books(context, books)
     answer = _work(place, participant, weights, site, context, noise)
     answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
-    books.keep(account, question.identity, answer.pack())
-    return answer.message(message)
+    books.keep(account, question, answer)
+    return _reply(answer, message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen."""
-
-    turn: int
-    data: bytes
-    known: str | None
-
-    @classmethod
-    def of(cls, message: Message) -> _Question:
-        arrays, config = message.content.array_records, message.content.config_records
-        if names.ARRAYS not in arrays or names.CONFIG not in config:
-            raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
-        turn = config[names.CONFIG].get(names.ROUND)
-        if not isinstance(turn, int) or not 0 < turn < 2**60:
-            raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number from 1")
-        known = str(config[names.CONFIG].get(names.MARK, "")) or None
-        return cls(turn, arrays[names.ARRAYS][names.WEIGHTS].data, known)
-
-    @property
-    def identity(self) -> str:
-        return hashlib.sha256(self.turn.to_bytes(8, "big") + self.data).hexdigest()
+def _question(message: Message) -> Question:
+    arrays, config = message.content.array_records, message.content.config_records
+    if names.ARRAYS not in arrays or names.CONFIG not in config:
+        raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
+    turn = config[names.CONFIG].get(names.ROUND)
+    if not isinstance(turn, int) or not 0 < turn < 2**60:
+        raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number from 1")
+    known = str(config[names.CONFIG].get(names.MARK, "")) or None
+    return Question(turn, arrays[names.ARRAYS][names.WEIGHTS].data, known)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What leaves the site."""
-
-    data: bytes
-    metrics: dict[str, float]
-    told: dict[str, Any]
-
-    def message(self, question: Message) -> Message:
-        content = RecordDict(
-            {
-                names.ARRAYS: ArrayRecord(
-                    {names.CHANGE: Array("uint8", (len(self.data),), names.WIRE, self.data)}
-                ),
-                names.METRICS: MetricRecord(dict(self.metrics)),
-                names.CONFIG: ConfigRecord(dict(self.told)),
-            }
-        )
-        return Message(content, reply_to=question)
-
-    def pack(self) -> bytes:
-        return json.dumps([self.metrics, self.told]).encode() + b"\n" + self.data
-
-    @classmethod
-    def unpack(cls, body: bytes) -> _Answer:
-        head, _, data = body.partition(b"\n")
-        metrics, told = json.loads(head)
-        return cls(data, metrics, told)
+def _reply(answer: Answer, message: Message) -> Message:
+    data = answer.data
+    content = RecordDict(
+        {
+            names.ARRAYS: ArrayRecord({names.CHANGE: Array("uint8", (len(data),), names.WIRE, data)}),
+            names.METRICS: MetricRecord(dict(answer.metrics)),
+            names.CONFIG: ConfigRecord(dict(answer.told)),
+        }
+    )
+    return Message(content, reply_to=message)
 
 
 def _work(
@@ -192,12 +158,13 @@ def _work(
     site: Site,
     context: Context,
     noise: Noise | None,
-) -> _Answer:
+) -> Answer:
     """Train and select. What goes wrong in a private round is told by its kind alone."""
-    rng = seeds.generator(site.seed, "selection", site.round, site.client)
     try:
         fit = _fit(place.trainer, weights, site, _load_state(context), noise)
-        data = participant.upload(fit.change, rng=rng, noise=noise)
+        data = participant.upload(
+            fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
+        )
     except Exception as error:
         if noise is not None and not isinstance(error, PrivacyError):
             raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
@@ -213,7 +180,7 @@ def _work(
         names.EVENTS: "[]",
         names.DEVICE: device.choose(place.experiment.clients.gpus).type,
     }
-    return _Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
+    return Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
 
 
 def _fit(trainer: Trainer, weights: Vector, site: Site, state: State, noise: Noise | None) -> Fit:
@@ -257,13 +224,25 @@ def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) 
             f"node_config has no {names.LEDGER}: a site that trains privately needs one (fed-dp ledger "
             "create FILE), named in its node config. Nothing was sent"
         )
-    record = context.state.get(names.LEDGER)
-    if isinstance(record, ConfigRecord):
-        new = record[NEW]
-        return VirtualBooks(Account.from_json(str(record[ACCOUNT])), list(new))  # type: ignore[arg-type]
+    if (books := virtual_books(context)) is not None:
+        return books
     budget = budget_of(place.experiment)
     assert budget is not None  # there is an agreement
     return VirtualBooks.open(client, place.experiment.digest, budget)
+
+
+def virtual_books(context: Context) -> VirtualBooks | None:
+    """Return a virtual client's books from its state, if it has any."""
+    record = context.state.get(names.LEDGER)
+    if not isinstance(record, ConfigRecord):
+        return None
+    new = [str(entry) for entry in record[NEW]]  # type: ignore[union-attr]
+    return VirtualBooks(Account.from_json(str(record[ACCOUNT])), new)
+
+
+def keep_books(context: Context, books: VirtualBooks) -> None:
+    """Put a virtual client's books into its state."""
+    context.state[names.LEDGER] = ConfigRecord({ACCOUNT: books.account.to_json(), NEW: list(books.new)})
 
 
 def _local(context: Context, start: Vector) -> Vector:

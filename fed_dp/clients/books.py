@@ -6,25 +6,61 @@ its state: there, the same seed gives the same bytes again, so nothing needs to 
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from fed_dp.accounting import Account, Budget, Event, Ledger
 from fed_dp.errors import LedgerFault
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen."""
+
+    turn: int
+    data: bytes
+    known: str | None
+
+    @property
+    def identity(self) -> str:
+        """The same for the same question, asked again."""
+        return hashlib.sha256(self.turn.to_bytes(8, "big") + self.data).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What leaves the site."""
+
+    data: bytes
+    metrics: dict[str, float]
+    told: dict[str, Any]
+
+    def pack(self) -> bytes:
+        """Write it for the outbox."""
+        return json.dumps([self.metrics, self.told]).encode() + b"\n" + self.data
+
+    @classmethod
+    def unpack(cls, body: bytes) -> Answer:
+        """Read it back."""
+        head, _, data = body.partition(b"\n")
+        metrics, told = json.loads(head)
+        return cls(data, metrics, told)
+
+
 class Books(Protocol):
     """Where a site charges, and keeps what it sent."""
 
-    def kept(self, question: str, known: str | None) -> bytes | None:
+    def kept(self, question: Question) -> Answer | None:
         """Return what was sent in answer to the same question before; then it costs nothing to repeat."""
         ...
 
-    def charge(self, event: Event, *, known: str | None, ahead: int) -> Account:
+    def charge(self, event: Event, question: Question, *, ahead: int) -> Account:
         """Charge a release. Only when this has returned may its noise be drawn."""
         ...
 
-    def keep(self, account: Account, question: str, body: bytes) -> None:
+    def keep(self, account: Account, question: Question, answer: Answer) -> None:
         """Keep what is about to be sent."""
         ...
 
@@ -36,17 +72,18 @@ class SiteBooks:
     ledger: Ledger
     experiment: str  # the digest: whose outbox it is
 
-    def kept(self, question: str, known: str | None) -> bytes | None:
+    def kept(self, question: Question) -> Answer | None:
         """Look into the outbox."""
-        return self.ledger.kept(experiment=self.experiment, question=question, known=known)
+        body = self.ledger.kept(experiment=self.experiment, question=question.identity, known=question.known)
+        return None if body is None else Answer.unpack(body)
 
-    def charge(self, event: Event, *, known: str | None, ahead: int) -> Account:
+    def charge(self, event: Event, question: Question, *, ahead: int) -> Account:
         """Charge on disk."""
-        return self.ledger.charge(event, known=known, ahead=ahead)
+        return self.ledger.charge(event, known=question.known, ahead=ahead)
 
-    def keep(self, account: Account, question: str, body: bytes) -> None:
+    def keep(self, account: Account, question: Question, answer: Answer) -> None:
         """Put it into the outbox."""
-        self.ledger.keep(account, experiment=self.experiment, question=question, body=body)
+        self.ledger.keep(account, experiment=self.experiment, question=question.identity, body=answer.pack())
 
 
 @dataclass(slots=True)
@@ -61,22 +98,22 @@ class VirtualBooks:
         """Open a virtual client's account."""
         return cls(Account.open(f"client-{client:04d}", experiment, budget))
 
-    def kept(self, question: str, known: str | None) -> bytes | None:
+    def kept(self, question: Question) -> Answer | None:
         """Return nothing: the same seed gives the same bytes."""
         account = self.account
-        number = (known or "").partition(":")[0]
-        if number.isdecimal() and int(number) >= account.number and known != account.mark:
+        number = (question.known or "").partition(":")[0]
+        if number.isdecimal() and int(number) >= account.number and question.known != account.mark:
             raise LedgerFault(
                 f"the server has seen entry {number} of the ledger of {account.site}, which ends at "
                 f"{account.number}: it was rolled back; nothing was sent"
             )
         return None
 
-    def charge(self, event: Event, *, known: str | None, ahead: int) -> Account:
+    def charge(self, event: Event, question: Question, *, ahead: int) -> Account:
         """Charge in memory."""
         self.account, entry = self.account.charge(event, ahead=ahead)
         self.new.append(entry.to_json())
         return self.account
 
-    def keep(self, account: Account, question: str, body: bytes) -> None:
+    def keep(self, account: Account, question: Question, answer: Answer) -> None:
         """Keep nothing."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fed_dp import seeds
 from fed_dp.accounting import Gaussian, Release, SparseVector
 from fed_dp.errors import RunError, UploadRefused
 from fed_dp.experiment import Dssgd, Experiment
 from fed_dp.mechanisms import Noise
 from fed_dp.models import Vector
-from fed_dp.seeds import Generator
 from fed_dp.sharing.codec import Precision, decode, encode
 from fed_dp.sharing.private_selection import RandomMask, SparseVectorSelector
 from fed_dp.sharing.selection import Selector, share
@@ -46,7 +46,7 @@ class Participant:
         update.overwrite(weights)
         return weights
 
-    def upload(self, change: Vector, *, rng: Generator, noise: Noise | None) -> bytes:
+    def upload(self, change: Vector, *, seed: int, turn: int, client: int, noise: Noise | None) -> bytes:
         """Select, truncate and encode the changes to upload (step 4); with noise, if selection is private."""
         selector = self.selector
         if isinstance(selector, SparseVectorSelector | RandomMask):
@@ -55,6 +55,7 @@ class Participant:
         whole = SparseUpdate.dense(change)  # refuses NaN, which no comparison would select
         if selector is None:
             return encode(whole)
+        rng = seeds.generator(seed, "selection", turn, client)
         return encode(selector.select(change, rng=rng), precision=self.precision)
 
 

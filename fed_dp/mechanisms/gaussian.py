@@ -7,6 +7,7 @@ Calibration and Optimal Denoising", ICML 2018, Theorem 8.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -73,7 +74,7 @@ def gaussian_multiplier(*, epsilon: float, delta: float, releases: int = 1) -> f
     return one * math.sqrt(releases)
 
 
-def _upper(function, low: float, high: float) -> float:  # type: ignore[no-untyped-def]
+def _upper(function: Callable[[float], float], low: float, high: float) -> float:
     """Return where a falling function passes 0, from the private side."""
     root = float(brentq(function, low, high, xtol=1e-13, rtol=1e-13))
     while function(root) > 0:

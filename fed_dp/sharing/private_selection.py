@@ -7,6 +7,7 @@ not even a diverged training can be told from another.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -32,26 +33,19 @@ class SparseVectorSelector:
 
     def select(self, change: Vector, *, noise: Noise) -> SparseUpdate:
         """Return what is uploaded."""
-        if self.variant == "proved":
-            found = sparse_vector(
-                change,
-                bound=self.bound,
-                threshold=self.threshold,
-                count=self.count,
-                epsilon=self.epsilon,
-                split=self.split,
-                noise=noise,
-            )
-        else:
-            found = figure_12(
-                change,
-                bound=self.bound,
-                threshold=self.threshold,
-                count=self.count,
-                epsilon=self.epsilon,
-                as_printed=self.variant == "paper_as_printed",
-                noise=noise,
-            )
+        release = (
+            partial(sparse_vector, split=self.split)
+            if self.variant == "proved"
+            else partial(figure_12, as_printed=self.variant == "paper_as_printed")
+        )
+        found = release(
+            change,
+            bound=self.bound,
+            threshold=self.threshold,
+            count=self.count,
+            epsilon=self.epsilon,
+            noise=noise,
+        )
         return _update(found.indices, found.values, change.size, self.bound)
 
 

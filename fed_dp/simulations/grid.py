@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fed_dp.accounting.account import Account
 from fed_dp.accounting.ledger import write_accounts
-from fed_dp.clients.app import ACCOUNT, NEW
+from fed_dp.clients.app import keep_books, virtual_books
+from fed_dp.clients.books import VirtualBooks
 from fed_dp.errors import FedDpError, ResumeError
 from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS, SIMULATED
 from fed_dp.strategies.run_folder import LEDGERS, atomically
@@ -119,11 +119,9 @@ class SimulationGrid(Grid):
     def _write_ledgers(self, folder: Path) -> None:
         accounts = {}
         for context in self.contexts.values():
-            record = context.state.get(LEDGER)
-            if isinstance(record, ConfigRecord):
-                account = Account.from_json(str(record[ACCOUNT]))
-                accounts[account.site] = account, [str(entry) for entry in record[NEW]]  # type: ignore[union-attr]
-                context.state[LEDGER] = ConfigRecord({ACCOUNT: record[ACCOUNT], NEW: []})
+            if (books := virtual_books(context)) is not None:
+                accounts[books.account.site] = books.account, books.new
+                keep_books(context, VirtualBooks(books.account))
         if accounts:
             write_accounts(folder / LEDGERS, accounts)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 
 from fed_dp.accounting import Account, Budget, Gaussian, Ledger, SparseVector, from_json
 from fed_dp.clients import app as client_app
@@ -18,32 +18,13 @@ from fed_dp.errors import BudgetExceeded, DataError, LedgerFault, PrivacyError
 from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.experiment.release import agreement
 from fed_dp.sharing import message as names
-from fed_dp.simulations.grid import RUN_ID, InProcessGrid, identify
-from fed_dp.strategies.site_strategy import record
+from fed_dp.simulations.grid import RUN_ID, InProcessGrid
+from tests.clients.deployed import Deployed
 from tests.clients.test_app import change, grid, start, train
 from tests.conftest import private_selection, small
 from tests.mechanisms.privacy_loss import Spy
 
 SELECTIONS = ("sparse_vector", "random_mask")
-
-
-class Deployed:
-    """A real site: a ClientApp whose own config names a ledger."""
-
-    def __init__(self, experiment: Experiment, path: Path | None) -> None:
-        identify()
-        self.experiment = experiment
-        self.config = dict(to_run_config(experiment))
-        self.node: dict[str, Any] = {names.PARTITION: 0}
-        if path is not None:
-            self.node[names.LEDGER] = str(path)
-
-    def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "") -> Message:
-        weights = start(self.experiment) + np.float32(fill)
-        config = ConfigRecord({names.ROUND: turn, names.MARK: known})
-        content = RecordDict({names.ARRAYS: record(weights), names.CONFIG: config})
-        message = Message(content, 1, MessageType.TRAIN, group_id="1")
-        return client_app.app(message, Context(RUN_ID, 1, self.node, RecordDict(), self.config))
 
 
 def secure(selection: str = "sparse_vector", **changes: Any) -> Experiment:
@@ -227,9 +208,9 @@ def test_a_selective_training_that_diverges_is_not_told_from_others_either(selec
 
 
 def account(nodes: InProcessGrid, node: int = 1) -> Account:
-    state = nodes.contexts[node].state[names.LEDGER]
-    assert isinstance(state, ConfigRecord)
-    return Account.from_json(str(state[client_app.ACCOUNT]))
+    books = client_app.virtual_books(nodes.contexts[node])
+    assert books is not None
+    return books.account
 
 
 def test_a_virtual_client_charges_too_and_what_it_charged_before_a_failure_stays(

@@ -22,18 +22,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-
 import fed_dp
 from fed_dp.accounting import Account, Budget, Event, Ledger
 from fed_dp.clients import app as client_app
-from fed_dp.clients.books import SiteBooks
+from fed_dp.clients.books import Answer, Question, SiteBooks
 from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.models import use_one_thread
 from fed_dp.sharing import message as names
-from fed_dp.simulations.grid import RUN_ID, identify
-from fed_dp.strategies.site_strategy import record
+from tests.clients.deployed import Deployed
 
 WATCHED = ("accounting/ledger", "accounting/account", "clients/app", "clients/books", "clients/participant")
 WATCHED += ("mechanisms/", "sharing/private_selection", "sharing/codec")
@@ -77,19 +74,6 @@ class Stop:
         return self
 
 
-def answer(path: Path, config: dict[str, Any], turn: int) -> Message:
-    place = client_app._workplace(tuple(sorted(config.items())))
-    content = RecordDict(
-        {
-            names.ARRAYS: record(place.start),
-            names.CONFIG: ConfigRecord({names.ROUND: turn}),
-        }
-    )
-    message = Message(content, 1, MessageType.TRAIN, group_id="1")
-    node: dict[str, Any] = {names.PARTITION: 0, names.LEDGER: str(path)}
-    return client_app.app(message, Context(RUN_ID, 1, node, RecordDict(), config))
-
-
 def watch_noise(path: Path, into: int) -> None:
     """Write a mark into the pipe when noise is drawn though nothing was charged since now."""
 
@@ -107,21 +91,20 @@ def watch_noise(path: Path, into: int) -> None:
     SecureNoise._add = noted  # type: ignore[method-assign]
 
 
-def ask(
-    path: Path, config: dict[str, Any], turn: int, *, line: int | None = None, after: float = 0.0
-) -> tuple[str, list[int]]:
+def ask(path: Path, turn: int, *, line: int | None = None, after: float = 0.0) -> tuple[str, list[int]]:
     """Ask in a forked process; return the digest of what left it ("" for nothing) and its lines.
 
     It is killed at a line (0: never, but lines before and since the charge are counted), or after
     some seconds, or lives.
     """
+    site = Deployed(experiment(), path)
     out, into = os.pipe()
     if (child := os.fork()) == 0:
         watch_noise(path, into)
         stop = Stop(line or 0)
         if line is not None:
             sys.settrace(stop)
-        reply = answer(path, config, turn)
+        reply = site.answer(turn)
         sys.settrace(None)
         data = reply.content.array_records[names.ARRAYS][names.CHANGE].data
         os.write(into, hashlib.sha256(data).hexdigest().encode())
@@ -148,15 +131,15 @@ def weaken(mutant: str) -> None:
         pending: list[Event] = []
         keep = SiteBooks.keep
 
-        def later(self: SiteBooks, event: Event, *, known: str | None, ahead: int) -> Account:
+        def later(self: SiteBooks, event: Event, question: Question, *, ahead: int) -> Account:
             pending.append(event)
             account, _ = self.ledger.read()
             return account.charge(event)[0]
 
-        def and_then(self: SiteBooks, account: Account, question: str, body: bytes) -> None:
+        def and_then(self: SiteBooks, account: Account, question: Question, answer: Answer) -> None:
             if mutant == "late":
                 self.ledger.charge(pending.pop())
-                keep(self, account, question, body)
+                keep(self, account, question, answer)
 
         SiteBooks.charge, SiteBooks.keep = later, and_then  # type: ignore[method-assign]
     elif mutant == "forgetful":  # nothing is kept: a retry draws fresh noise
@@ -165,27 +148,25 @@ def weaken(mutant: str) -> None:
 
 def main(folder: str, kills: int, mutant: str = "") -> dict[str, Any]:
     use_one_thread()
-    identify()
     SecureNoise()  # imported once, before the forks
     weaken(mutant)
-    config = dict(to_run_config(experiment()))
-    client_app._workplace(tuple(sorted(config.items())))
+    client_app._workplace(tuple(sorted(to_run_config(experiment()).items())))  # and read once
     found: Counter[str] = Counter()
     rng = random.Random(1)
-    _, [before, since] = ask(begin(Path(folder) / "lines.ledger").path, config, 1, line=0)
+    _, [before, since] = ask(begin(Path(folder) / "lines.ledger").path, 1, line=0)
     for kill in range(kills):
         turn = 1 + kill % 4
         if turn <= 3:  # a new ledger: reading a long one takes more lines
             ledger, left, charged = begin(Path(folder) / f"{kill}.ledger"), set[str](), 0
         path = ledger.path
         if turn == 4:  # by the clock: also inside SQLite
-            first, _ = ask(path, config, turn, after=rng.uniform(0.01, 0.1))
+            first, _ = ask(path, turn, after=rng.uniform(0.01, 0.1))
         elif turn == 3:  # in the last lines: kept, and about to be sent
-            first, _ = ask(path, config, turn, line=since - (kill // 4) % 20)
+            first, _ = ask(path, turn, line=since - (kill // 4) % 20)
         else:
-            first, _ = ask(path, config, turn, line=1 + (kill * since) // kills)
+            first, _ = ask(path, turn, line=1 + (kill * since) // kills)
         between = ledger.read()[0].number  # whole after every kill
-        second, _ = ask(path, config, turn)
+        second, _ = ask(path, turn)
         after = ledger.read()[0].number
         left |= {first, second} - {""}
         found["killed before the charge"] += between == charged

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from fed_dp.seeds import Generator
 
 
@@ -71,7 +69,3 @@ def crossings(noisy: Sequence[float], limits: Sequence[float]) -> list[int]:
         if len(found) < len(limits) and value >= limits[len(found)]:
             found.append(position)
     return found
-
-
-def as_list(array: np.ndarray) -> list[float]:
-    return [float(value) for value in array]

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 
 from fed_dp.accounting import Account, Budget, Event, Ledger, SparseVector
 from fed_dp.clients import app as client_app
+from fed_dp.clients.books import VirtualBooks
 from fed_dp.errors import PrivacyError, ResumeError, RunError
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.sharing.message import LEDGER
@@ -112,8 +113,7 @@ def test_secure_noise_that_is_not_installed_is_told_before_anything_starts(
 
 
 def with_account(grid: InProcessGrid, node: int, account: Account) -> None:
-    record = ConfigRecord({client_app.ACCOUNT: account.to_json(), client_app.NEW: []})
-    grid.contexts[node].state = RecordDict({LEDGER: record})
+    client_app.keep_books(grid.contexts[node], VirtualBooks(account))
 
 
 def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_path: Path) -> None:
@@ -130,8 +130,9 @@ def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_pa
     cost = summary["privacy"]
     assert cost["epsilon_by_site"] == {"min": 2.0, "median": 4.0, "max": 4.0}
     assert "1 client-rounds went on without a site whose budget or ledger refused" in cost["warnings"][-1]
-    state: Any = grid.contexts[2].state[LEDGER]
-    assert Account.from_json(state[client_app.ACCOUNT]).number == 2
+    books = client_app.virtual_books(grid.contexts[2])
+    assert books is not None
+    assert books.account.number == 2
 
 
 def test_a_report_shows_accuracy_by_epsilon_per_parameter_and_in_all(tmp_path: Path) -> None:

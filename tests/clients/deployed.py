@@ -1,0 +1,35 @@
+"""A real site for tests: a ClientApp whose own config names a ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fed_dp.clients import app as client_app
+from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.sharing import message as names
+from fed_dp.simulations.grid import RUN_ID, identify
+from fed_dp.strategies.site_strategy import record
+
+
+class Deployed:
+    """Each answer is that of a SuperNode that has just started: it knows its own config alone."""
+
+    def __init__(self, experiment: Experiment, path: Path | None) -> None:
+        identify()
+        self.experiment = experiment
+        self.config = dict(to_run_config(experiment))
+        self.node: dict[str, Any] = {names.PARTITION: 0}
+        if path is not None:
+            self.node[names.LEDGER] = str(path)
+
+    def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "") -> Message:
+        """Train from the first weights, plus `fill`; `known` is the mark that the server has seen."""
+        place = client_app._workplace(tuple(sorted(self.config.items())))
+        config = ConfigRecord({names.ROUND: turn, names.MARK: known})
+        content = RecordDict({names.ARRAYS: record(place.start + np.float32(fill)), names.CONFIG: config})
+        message = Message(content, 1, MessageType.TRAIN, group_id="1")
+        return client_app.app(message, Context(RUN_ID, 1, self.node, RecordDict(), self.config))
