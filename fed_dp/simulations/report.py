@@ -158,7 +158,8 @@ def _by_epsilon(results: Mapping[str, Summary]) -> str:
                 known = sorted(
                     (s["privacy"][key], s["accuracy"]["final"]) for s in group if s["privacy"][key]
                 )
-                axes.plot(*zip(*known, strict=True), marker="o", markersize=4, label=name) if known else None
+                if known:
+                    axes.plot(*zip(*known, strict=True), marker="o", markersize=4, label=name)
             axes.set(xscale="log", xlabel=label, ylim=(0, 1))
             axes.grid(alpha=0.3)
         panels[0].set(ylabel="test accuracy")
