@@ -81,6 +81,41 @@ GUARANTEES = {
             "Gaussian mechanism (analytic calibration, Balle and Wang 2018) on coordinates drawn without "
             "looking at the records, clipped in L2 norm" + _SITE,
         ),
+        Guarantee(
+            "statistics",
+            "proved",
+            "record",
+            "add/remove one",
+            "sums over records of vectors of bounded norm, released once with Gaussian or Laplace noise "
+            "(functional mechanism on an encoder that no record decides, or that was released before); "
+            "everything after that, in however many rounds, is computed from what was released",
+        ),
+        Guarantee(
+            "dpa_paper",
+            "claimed",
+            "record",
+            "replace one",
+            "dPA (Phan et al. 2016) adds noise once to coefficients Σ (½ − x) h and Σ h h that change with "
+            "every step, because h does: one draw does not cover what all steps reveal together; budget "
+            "shared by layers and head, normalisation by public bounds",
+        ),
+        Guarantee(
+            "dpa_as_printed",
+            "refuted",
+            "record",
+            "replace one",
+            "dPA (Phan et al. 2016), Eq. 13, normalises by the smallest and largest activation of the "
+            "records and ships both with the model, without noise",
+        ),
+        Guarantee(
+            "pcdbn_paper",
+            "claimed",
+            "record",
+            "replace one",
+            "pCDBN (Phan et al. 2017) adds noise once to the coefficients of an energy whose normaliser Z "
+            "changes with every step and with the records; one noisy copy for all groups, budget shared "
+            "by layers and head, sensitivity over the domain",
+        ),
     )
 }
 WORST: tuple[Status, ...] = ("refuted", "claimed", "proved")

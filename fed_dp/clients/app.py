@@ -19,12 +19,12 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fed_dp import seeds
-from fed_dp.accounting import GUARANTEES, Account, Ledger, to_json
+from fed_dp.accounting import GUARANTEES, Account, Event, Ledger, from_json, to_json
 from fed_dp.clients import device
 from fed_dp.clients.books import Answer, Books, Question, SiteBooks, VirtualBooks
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Fit, Site, State, Trainer
+from fed_dp.clients.trainer import Fit, Releasing, Site, State, Trainer
 from fed_dp.errors import DataError, PrivacyError, RunError, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
@@ -35,7 +35,7 @@ from fed_dp.sharing import message as names
 
 app = ClientApp()
 STATE, LOCAL = "trainer", "local"  # the records of Context.state: a trainer's state, own parameters
-ACCOUNT, NEW = "account", "new"  # of a virtual client's ledger
+ACCOUNT, NEW, LASTING, BODIES = "account", "new", "lasting", "bodies"  # of a virtual client's books
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,9 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
     members = federation(experiment)
     trainer, net = make_trainer(experiment, members.dataset)
     data = members.dataset
-    start = initial_weights(net.name, data.shape, data.classes, seed=experiment.seed)
+    start = initial_weights(
+        net.name, data.shape, data.classes, seed=experiment.seed, options=experiment.model.options
+    )
     return _Workplace(experiment, members, trainer, start)
 
 
@@ -117,6 +119,8 @@ def train(message: Message, context: Context) -> Message:
     books = _books(context, place, client, agreed)
     if (before := books.kept(question)) is not None:
         return _reply(before, message)
+    if agreed.stages:
+        return _reply(_staged(place, participant, weights, site, context, books, question, agreed), message)
     noise = _noise(agreed, site)
     event = agreed.event(turn=question.turn, client=client)
     account = books.charge(event, question, ahead=experiment.rounds)
@@ -126,6 +130,57 @@ def train(message: Message, context: Context) -> Message:
     answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
     books.keep(account, question, answer)
     return _reply(answer, message)
+
+
+def _staged(
+    place: _Workplace,
+    participant: Participant,
+    weights: Vector,
+    site: Site,
+    context: Context,
+    books: Books,
+    question: Question,
+    agreed: Agreement,
+) -> Answer:
+    """Train on what this turn's stage has released. Only if it has not yet is it charged and released.
+
+    What a stage released is kept; under the same encoder it is used again, in this turn and in all
+    later ones. The answer tells the events of all stages, for a reply of an earlier turn may be lost.
+    """
+    trainer, last = place.trainer, agreed.stage(question.turn)
+    held, events = b"", list[Event]()
+    for stage in range(1, last + 1):
+        frozen = trainer.frozen(weights, stage).tobytes() if isinstance(trainer, Releasing) else b""
+        about = question.about(stage, frozen)
+        before = books.kept(about)
+        if before is None and stage == last:
+            event = agreed.event(turn=question.turn, client=site.client)
+            noise = _noise(agreed, site)
+            account = books.charge(event, question, ahead=1)
+            if isinstance(books, VirtualBooks):
+                keep_books(context, books)
+            data = _released(trainer, weights, site, stage, noise)
+            before = Answer(data, {}, {names.EVENTS: to_json([event])})
+            books.keep(account, about, before)
+            if isinstance(books, VirtualBooks):
+                keep_books(context, books)
+        if before is not None:
+            held, events = before.data, [*events, *from_json(before.told[names.EVENTS])]
+    answer = _work(place, participant, weights, site, context, None, np.frombuffer(held, np.float32))
+    answer.told.update({names.EVENTS: to_json(events), names.MARK: books.mark})
+    return answer
+
+
+def _released(trainer: Trainer, weights: Vector, site: Site, stage: int, noise: Noise) -> bytes:
+    """Release a stage's statistic; a paper's trainer draws its own noise and looks at records again."""
+    if not isinstance(trainer, Releasing):
+        return b""
+    try:
+        return trainer.release(weights, site, stage, noise).tobytes()
+    except Exception as error:
+        if isinstance(error, PrivacyError):
+            raise
+        raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
 
 
 def _question(message: Message) -> Question:
@@ -158,15 +213,24 @@ def _work(
     site: Site,
     context: Context,
     noise: Noise | None,
+    released: Vector | None = None,
 ) -> Answer:
-    """Train and select. What goes wrong in a private round is told by its kind alone."""
+    """Train and select. What goes wrong in a private round is told by its kind alone.
+
+    `noise` is for what is selected; a trainer that has released a statistic trains on `released`.
+    """
+    private = noise is not None or released is not None
+    trainer = place.trainer
     try:
-        fit = _fit(place.trainer, weights, site, _load_state(context), noise)
+        if released is not None and isinstance(trainer, Releasing):
+            fit = trainer.follow(weights, released, trainer.stage(site.round), records=len(site.y))
+        else:
+            fit = _fit(trainer, weights, site, _load_state(context), noise)
         data = participant.upload(
             fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
         )
     except Exception as error:
-        if noise is not None and not isinstance(error, PrivacyError):
+        if private and not isinstance(error, PrivacyError):
             raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
         raise
     _keep_state(context, fit.state)
@@ -174,7 +238,7 @@ def _work(
         own = weights + fit.change  # all of the change stays here, uploaded or not
         context.state[LOCAL] = ArrayRecord({LOCAL: Array(own)})
     # A trainer without noise of its own computes its metrics from the records as they are.
-    metrics = dict(fit.metrics) if noise is None or place.trainer.spends else {}
+    metrics = dict(fit.metrics) if not private or trainer.spends else {}
     told = {
         names.ROUND: site.round,
         names.EVENTS: "[]",
@@ -237,12 +301,21 @@ def virtual_books(context: Context) -> VirtualBooks | None:
     if not isinstance(record, ConfigRecord):
         return None
     new = [str(entry) for entry in record[NEW]]  # type: ignore[union-attr]
-    return VirtualBooks(Account.from_json(str(record[ACCOUNT])), new)
+    identities, bodies = record.get(LASTING, []), record.get(BODIES, [])
+    lasting = dict(zip(identities, bodies, strict=True))  # type: ignore[arg-type]
+    return VirtualBooks(Account.from_json(str(record[ACCOUNT])), new, lasting)  # type: ignore[arg-type]
 
 
 def keep_books(context: Context, books: VirtualBooks) -> None:
     """Put a virtual client's books into its state."""
-    context.state[names.LEDGER] = ConfigRecord({ACCOUNT: books.account.to_json(), NEW: list(books.new)})
+    context.state[names.LEDGER] = ConfigRecord(
+        {
+            ACCOUNT: books.account.to_json(),
+            NEW: list(books.new),
+            LASTING: list(books.lasting),
+            BODIES: list(books.lasting.values()),
+        }
+    )
 
 
 def _local(context: Context, start: Vector) -> Vector:

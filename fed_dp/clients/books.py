@@ -17,11 +17,19 @@ from fed_dp.errors import LedgerFault
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen."""
+    """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen.
+
+    Or what later turns ask again and again, and `lasting` is: a stage's statistic, under this encoder.
+    """
 
     turn: int
     data: bytes
     known: str | None
+    lasting: bool = False
+
+    def about(self, stage: int, frozen: bytes) -> Question:
+        """Return the lasting question that this one comes down to."""
+        return Question(stage, b"statistic of " + frozen, self.known, lasting=True)
 
     @property
     def identity(self) -> str:
@@ -52,6 +60,11 @@ class Answer:
 class Books(Protocol):
     """Where a site charges, and keeps what it sent."""
 
+    @property
+    def mark(self) -> str:
+        """Where the account stands."""
+        ...
+
     def kept(self, question: Question) -> Answer | None:
         """Return what was sent in answer to the same question before; then it costs nothing to repeat."""
         ...
@@ -72,6 +85,11 @@ class SiteBooks:
     ledger: Ledger
     experiment: str  # the digest: whose outbox it is
 
+    @property
+    def mark(self) -> str:
+        """Where the ledger stands."""
+        return self.ledger.read()[0].mark
+
     def kept(self, question: Question) -> Answer | None:
         """Look into the outbox."""
         body = self.ledger.kept(experiment=self.experiment, question=question.identity, known=question.known)
@@ -88,10 +106,16 @@ class SiteBooks:
 
 @dataclass(slots=True)
 class VirtualBooks:
-    """A virtual client's: an account, and the entries that nobody has written down yet."""
+    """A virtual client's: an account, the entries that nobody has written down yet, and lasting answers."""
 
     account: Account
     new: list[str] = field(default_factory=list)
+    lasting: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def mark(self) -> str:
+        """Where the account stands."""
+        return self.account.mark
 
     @classmethod
     def open(cls, client: int, experiment: str, budget: Budget) -> VirtualBooks:
@@ -99,7 +123,7 @@ class VirtualBooks:
         return cls(Account.open(f"client-{client:04d}", experiment, budget))
 
     def kept(self, question: Question) -> Answer | None:
-        """Return nothing: the same seed gives the same bytes."""
+        """Return what lasts; of the rest nothing, for the same seed gives the same bytes."""
         account = self.account
         number = (question.known or "").partition(":")[0]
         if number.isdecimal() and int(number) >= account.number and question.known != account.mark:
@@ -107,7 +131,8 @@ class VirtualBooks:
                 f"the server has seen entry {number} of the ledger of {account.site}, which ends at "
                 f"{account.number}: it was rolled back; nothing was sent"
             )
-        return None
+        body = self.lasting.get(question.identity) if question.lasting else None
+        return None if body is None else Answer.unpack(body)
 
     def charge(self, event: Event, question: Question, *, ahead: int) -> Account:
         """Charge in memory."""
@@ -116,4 +141,6 @@ class VirtualBooks:
         return self.account
 
     def keep(self, account: Account, question: Question, answer: Answer) -> None:
-        """Keep nothing."""
+        """Keep what lasts."""
+        if question.lasting:
+            self.lasting[question.identity] = answer.pack()

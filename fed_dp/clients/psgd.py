@@ -46,10 +46,10 @@ class PsgdTrainer:
         ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
         self._module = (
             GradSampleModuleFastGradientClipping(
-                net.network, max_grad_norm=config.clip, use_ghost_clipping=True
+                net.trained, max_grad_norm=config.clip, use_ghost_clipping=True
             )
             if ghost
-            else GradSampleModule(net.network)
+            else GradSampleModule(net.trained)
         )
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
@@ -80,7 +80,7 @@ class PsgdTrainer:
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         loss = DPLossFastGradientClipping(module, optimizer, nn.NLLLoss(), "mean") if ghost else nn.NLLLoss()
-        x, y = torch.from_numpy(site.x).to(net.device), torch.from_numpy(site.y).to(net.device)
+        x, y = net.inputs(site.x), torch.from_numpy(site.y).to(net.device)
         batches = UniformWithReplacementSampler(
             num_samples=len(y),
             sample_rate=config.sample_rate,

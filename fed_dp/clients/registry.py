@@ -6,9 +6,10 @@ from fed_dp.accounting import SampledGaussian
 from fed_dp.clients import device
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.sgd import SgdTrainer
+from fed_dp.clients.statistics import StatisticsTrainer
 from fed_dp.clients.trainer import Trainer
 from fed_dp.data.dataset import DataSet
-from fed_dp.experiment import Experiment, Psgd
+from fed_dp.experiment import Dpa, Experiment, Pcdbn, Psgd
 from fed_dp.experiment.release import agreement
 from fed_dp.models import FlatNetwork
 
@@ -16,11 +17,20 @@ from fed_dp.models import FlatNetwork
 def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, FlatNetwork]:
     """Build the experiment's trainer and its network on this process's device."""
     where = device.choose(experiment.clients.gpus)
-    net = FlatNetwork(experiment.model.name, dataset.shape, dataset.classes, where)
+    model = experiment.model
+    net = FlatNetwork(model.name, dataset.shape, dataset.classes, where, model.options)
     config = experiment.trainer
     agreed = agreement(experiment, client=0, size=net.size)
     if isinstance(config, Psgd):
         assert agreed is not None  # by schema
         assert isinstance(agreed.release, SampledGaussian)
         return PsgdTrainer(config, net, release=agreed.release), net
+    if isinstance(config, Dpa | Pcdbn):
+        return StatisticsTrainer(
+            config,
+            net,
+            stages=None if agreed is None else agreed.stages,
+            sites=experiment.clients.count if experiment.strategy.name in ("averaging", "dssgd") else 1,
+            sends_statistics=experiment.strategy.name == "statistics",
+        ), net
     return SgdTrainer(config, net), net

@@ -31,9 +31,10 @@ class SgdTrainer:
         """Run the local epochs."""
         config, net = self._config, self._net
         net.load(weights)
-        net.network.train()
+        network = net.trained
+        network.train()
         shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
-        x, y = torch.from_numpy(site.x).to(net.device), torch.from_numpy(site.y).to(net.device)
+        x, y = net.inputs(site.x), torch.from_numpy(site.y).to(net.device)
         taken = int(state.get("steps", [0])[0])
         losses: list[Tensor] = []
         velocity: list[Tensor] = []
@@ -42,7 +43,7 @@ class SgdTrainer:
             size = config.batch_size
             batches = zip(torch.split(x[order], size), torch.split(y[order], size), strict=True)
             for inputs, labels in batches:
-                loss = functional.nll_loss(net.network(inputs), labels)
+                loss = functional.nll_loss(network(inputs), labels)
                 self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
                 losses.append(loss.detach() * len(labels))
                 taken += 1

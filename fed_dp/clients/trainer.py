@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fed_dp.data.dataset import Floats, Integers
+from fed_dp.mechanisms import Noise
 from fed_dp.models import Vector
 
 State = Mapping[str, list[float]]  # what a site keeps between rounds; never sent
@@ -47,4 +48,25 @@ class Trainer(Protocol):
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Train from `weights` on the site's records; return the change of all parameters."""
+        ...
+
+
+@runtime_checkable
+class Releasing(Protocol):
+    """A trainer that releases something about the records once, and trains on that alone ever after."""
+
+    def stage(self, turn: int) -> int:
+        """Return the stage of a turn, from 1."""
+        ...
+
+    def frozen(self, weights: Vector, stage: int) -> Vector:
+        """Return the part of the weights that decides what is released in a stage."""
+        ...
+
+    def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
+        """Return what is released in a stage (from 1), with noise."""
+        ...
+
+    def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
+        """Train on what was released; it is not given the records, so this is free."""
         ...

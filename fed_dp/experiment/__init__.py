@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fed_dp.experiment.schema import Data, Dssgd, Experiment, Psgd, Sgd
+from fed_dp.experiment.schema import Data, Dpa, Dssgd, Experiment, Pcdbn, Psgd, Sgd
 from fed_dp.experiment.source import (
     build,
     from_run_config,
@@ -18,8 +18,10 @@ from fed_dp.experiment.source import (
 
 __all__ = [
     "Data",
+    "Dpa",
     "Dssgd",
     "Experiment",
+    "Pcdbn",
     "Psgd",
     "Sgd",
     "build",

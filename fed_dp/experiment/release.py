@@ -1,13 +1,15 @@
-"""What one turn of one site releases: agreed before the run, paid by the site, held to by the server."""
+"""What a site releases, and when: agreed before the run, paid by the site, held to by the server."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fed_dp.accounting import (
     Budget,
     Event,
     Gaussian,
+    Laplace,
     Release,
     SampledGaussian,
     SparseVector,
@@ -15,8 +17,9 @@ from fed_dp.accounting import (
     pure_share,
 )
 from fed_dp.accounting.composition import LEAST_NOISE
-from fed_dp.experiment.schema import Dssgd, Experiment, Psgd
+from fed_dp.experiment.schema import PAPER_MODELS, Dpa, Dssgd, Experiment, Pcdbn, Psgd
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
+from fed_dp.mechanisms.statistics import Amount
 from fed_dp.sharing.selection import share
 
 _VARIANTS = {
@@ -28,15 +31,25 @@ _VARIANTS = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What every private upload of a client is: a release, under a guarantee, with noise from a source."""
+    """What a client releases, under which guarantee, with noise from which source.
+
+    Usually `release` in every turn. Where there are `stages`, stage s is released once, in turn s, the
+    last in whichever turn a client comes to it; turns after that cost nothing.
+    """
 
     release: Release
     guarantee: str
     noise_source: NoiseSource
+    stages: tuple[Release, ...] = ()
+
+    def stage(self, turn: int) -> int:
+        """Return the stage of a turn, from 1; 0 where every turn is alike."""
+        return min(turn, len(self.stages))
 
     def event(self, *, turn: int, client: int) -> Event:
         """Return the event of one turn."""
-        return Event(self.release, self.guarantee, turn, client, self.noise_source)
+        release = self.stages[self.stage(turn) - 1] if self.stages else self.release
+        return Event(release, self.guarantee, turn, client, self.noise_source)
 
 
 def budget_of(experiment: Experiment) -> Budget | None:
@@ -60,6 +73,8 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
             epsilon=budget.epsilon, delta=budget.delta, sample_rate=rate, steps=rounds * steps
         )
         return Agreement(SampledGaussian(sigma, rate, steps), "psgd", source)
+    if isinstance(config, Dpa | Pcdbn) and experiment.mechanism == ("trainer.name", config.name):
+        return _functional(experiment, config, budget)
     assert isinstance(strategy, Dssgd)  # by schema
     if strategy.selection == "random_mask":
         multiplier = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
@@ -67,3 +82,32 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
     each = pure_share(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
     count = share(strategy.upload_share(client), size)
     return Agreement(SparseVector(each, count), _VARIANTS[experiment.privacy.variant], source)
+
+
+def amount(release: Release) -> Amount:
+    """Return how much noise the release of a statistic asks for."""
+    if isinstance(release, Gaussian):
+        return Amount("gaussian", release.noise_multiplier)
+    assert isinstance(release, Laplace)  # by agreement
+    return Amount("laplace", release.epsilon)
+
+
+def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> Agreement:
+    """Return the stages: of the proved form, one for each learnt layer, and the head; of a paper's, one.
+
+    A paper's is the sum of what it charges to each layer and to the head.
+    """
+    source, variant = experiment.privacy.noise_source, experiment.privacy.variant
+    if experiment.model.name in PAPER_MODELS:
+        whole = Laplace(budget.epsilon)
+        name = config.name + {"paper": "_paper", "paper_as_printed": "_as_printed"}[variant]
+        return Agreement(whole, name, source, (whole,))
+    learnt = experiment.model.learnt
+    shares = [config.encoder_share] * learnt + [1 - config.encoder_share * learnt]
+    stages: tuple[Release, ...]
+    if budget.delta:
+        one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta)
+        stages = tuple(Gaussian(max(one / math.sqrt(share), LEAST_NOISE)) for share in shares)
+    else:
+        stages = tuple(Laplace(budget.epsilon * share) for share in shares)
+    return Agreement(stages[-1], "statistics", source, stages)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fed_dp.mechanisms import NoiseSource, Split
+from fed_dp.mechanisms.functional import ApproximationName
 from fed_dp.sharing.codec import Precision
 from fed_dp.sharing.exchange import Exchange
 from fed_dp.sharing.private_selection import PrivateSelection, Variant
@@ -25,7 +26,29 @@ DataName = Literal[
     "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "heart",
     "lifesnaps", "folder",
 ]  # fmt: skip
-ModelName = Literal["linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn"]
+# What each network takes beside its name; a builder's own defaults hold for what is not given.
+MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
+    "linear": (),
+    "small-mlp": (),
+    "small-cnn": (),
+    "dssgd-mlp": (),
+    "dssgd-cnn-mnist": (),
+    "dssgd-cnn-svhn": (),
+    "unit-linear": (),
+    "random-features": ("features", "gamma"),
+    "private-pca": ("components", "features", "gamma", "layers"),
+    "scattering": ("components", "whitening"),
+    "scattering-linear": (),
+    "patch-filters": ("filters", "components", "whitening", "layers"),
+    "patch-cnn": ("filters",),
+    "auto-encoder": ("hidden", "layers"),
+    "cdbn": ("filters", "hidden"),
+}
+ModelName = Literal[
+    "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
+    "unit-linear", "random-features", "private-pca", "scattering", "scattering-linear",
+    "patch-filters", "patch-cnn", "auto-encoder", "cdbn",
+]  # fmt: skip
 
 
 class Section(BaseModel):
@@ -129,9 +152,36 @@ class Data(Section):
 
 
 class Model(Section):
-    """The network."""
+    """The network. Sizes that are not given are the network's own."""
 
     name: ModelName = "small-mlp"
+    features: Count | None = None  # of the head
+    components: Count | None = None  # principal components that are kept
+    filters: Count | None = None  # of a convolution
+    hidden: Count | None = None  # units of a layer
+    layers: Annotated[int, Field(ge=1, le=3)] | None = None
+    gamma: Positive | None = None  # random features: of the kernel exp(−γ²‖x − y‖²/2)
+    whitening: Annotated[float, Field(ge=0, le=1)] | None = None  # 0: variances as they are, 1: all alike
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The sizes that are given."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @model_validator(mode="after")
+    def _own_options(self) -> Model:
+        allowed = MODEL_OPTIONS[self.name]
+        for key, value in self.options.items():
+            if key not in allowed:
+                has = ", ".join(allowed) or "none"
+                raise ValueError(f"model.{key} = {value!r}: model.name = {self.name!r} takes {has}")
+        return self
+
+    @property
+    def learnt(self) -> int:
+        """How many layers of its encoder are learnt from released moments, one release each."""
+        layers = self.layers or 1
+        return {"private-pca": layers, "scattering": 1, "patch-filters": layers + 1}.get(self.name, 0)
 
 
 class Clients(Section):
@@ -179,14 +229,61 @@ class Psgd(Section):
         return self.local_epochs * max(1, round(1 / self.sample_rate))
 
 
-Trainer = Annotated[Sgd | Psgd, Field(discriminator="name")]
-PRIVATE_TRAINERS = ("psgd",)
+class Functional(Section):
+    """What the trainers of the functional mechanism share: released once, however many rounds follow."""
+
+    perturb: bool = True  # false: no noise, no privacy
+    # The proved form: statistics, and the head they ask for.
+    encoder_share: Annotated[float, Field(gt=0, lt=0.3)] = 0.05  # of the budget, for each learnt layer
+    cross: Positive = 1.0  # how much more exact Σ h yᵀ is than Σ h hᵀ
+    ridge: Positive = 0.5  # in units of the noise's spectral norm
+    local_steps: Count = 20  # free descent steps a round, under other strategies than 'statistics'
+    # The paper's form: gradient descent on a perturbed objective.
+    truncate: bool = True  # false: the exact objective, which has no coefficients to perturb
+    learning_rate: Positive = 0.001
+    batch_size: Count = 100
+    local_epochs: Count = 1
+
+
+_PROVED_KEYS = ("encoder_share", "cross", "ridge", "local_steps")
+_PAPER_KEYS = ("truncate", "learning_rate", "batch_size", "local_epochs", "approximation", "degree")
+
+
+class Dpa(Functional):
+    """dPA: auto-encoder and head from perturbed objectives; proved on an encoder that no record decides."""
+
+    name: Literal["dpa"]
+
+
+class Pcdbn(Functional):
+    """pCDBN: convolutional layers and head from perturbed objectives; proved from released moments."""
+
+    name: Literal["pcdbn"]
+    approximation: ApproximationName = "chebyshev"  # of the sigmoid in the energy
+    degree: Annotated[int, Field(ge=1, le=15)] = 7  # L
+
+
+Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn, Field(discriminator="name")]
+PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
+# Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
+FUNCTIONAL_MODELS = {
+    "dpa": (("unit-linear", "random-features", "private-pca", "scattering"), "auto-encoder"),
+    "pcdbn": (("patch-filters",), "cdbn"),
+}
+PAPER_MODELS = ("auto-encoder", "cdbn")
+STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
 
 
 class Averaging(Section):
     """The mean of all changes, weighted by records; everything is exchanged in every round."""
 
     name: Literal["averaging"] = "averaging"
+
+
+class Statistics(Section):
+    """Every site's statistics once, added up; the server solves for the model. Later rounds are free."""
+
+    name: Literal["statistics"]
 
 
 class Centralised(Section):
@@ -280,7 +377,7 @@ def _of(fractions: float | tuple[float, ...], client: int) -> float:
     return fractions[client] if isinstance(fractions, tuple) else fractions
 
 
-Strategy = Annotated[Averaging | Centralised | Standalone | Dssgd, Field(discriminator="name")]
+Strategy = Annotated[Averaging | Centralised | Standalone | Dssgd | Statistics, Field(discriminator="name")]
 
 
 class Privacy(Section):
@@ -318,6 +415,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _possible(self) -> Experiment:
         strategy = self.strategy
+        self._check_pair()
         self._check_privacy()
         if isinstance(strategy, Dssgd):
             strategy.check(self.clients)
@@ -328,15 +426,71 @@ class Experiment(Section):
             )
         return self
 
+    def _check_pair(self) -> None:
+        """Refuse a trainer with a network it does not fit, and keys of the form that it has not."""
+        trainer, model, strategy = self.trainer, self.model, self.strategy
+        if not isinstance(trainer, Dpa | Pcdbn):
+            if (encoded := model.name in STATISTICS_MODELS) or model.name in PAPER_MODELS:
+                owner = next(t for t, (p, q) in FUNCTIONAL_MODELS.items() if model.name in (*p, q))
+                hint = "; for gradients: scattering-linear, patch-cnn" if encoded else ""
+                raise ValueError(
+                    f"model.name = {model.name!r}: expected with trainer.name = {owner!r}, not "
+                    f"{trainer.name!r}{hint}"
+                )
+            if strategy.name == "statistics":
+                raise ValueError(
+                    f"strategy.name = 'statistics': trainer.name = {trainer.name!r} has no statistics; "
+                    "allowed: dpa, pcdbn"
+                )
+            return
+        proved, paper = FUNCTIONAL_MODELS[trainer.name]
+        if model.name not in (*proved, paper):
+            raise ValueError(
+                f"model.name = {model.name!r}: trainer.name = {trainer.name!r} fits {', '.join(proved)}, and "
+                f"as the paper has it, {paper}"
+            )
+        of_paper = model.name == paper
+        for key in _PROVED_KEYS if of_paper else _PAPER_KEYS:
+            field = type(trainer).model_fields.get(key)
+            if field is not None and getattr(trainer, key) != field.default:
+                raise ValueError(
+                    f"trainer.{key} is set, but model.name = {model.name!r} does not use it; "
+                    f"{'others' if of_paper else repr(paper)} would"
+                )
+        if of_paper and trainer.perturb and not trainer.truncate:
+            raise ValueError(
+                "trainer.truncate = false: the exact objective has no finite number of coefficients to "
+                "perturb; allowed with trainer.perturb = false"
+            )
+        if strategy.name == "statistics" and of_paper:
+            raise ValueError(
+                f"strategy.name = 'statistics': model.name = {paper!r} has none; allowed: {', '.join(proved)}"
+            )
+        if not of_paper and self.rounds <= model.learnt:
+            raise ValueError(
+                f"rounds = {self.rounds}: model.name = {model.name!r} is released in {model.learnt + 1} "
+                f"stages, one a round; expected at least {model.learnt + 1}"
+            )
+        if isinstance(strategy, Dssgd) and model.learnt:
+            in_turn = strategy.exchange in ("round_robin", "random_order", "parallel")
+            if not in_turn or strategy.download_fraction != 1:
+                raise ValueError(
+                    f"model.name = {model.name!r}: its encoder must be the same at all sites, so under "
+                    "'dssgd' strategy.exchange = 'round_robin', 'random_order' or 'parallel' with "
+                    "strategy.download_fraction = 1.0"
+                )
+
     def _check_privacy(self) -> None:
         trainer, privacy, mechanism = self.trainer, self.privacy, self.mechanism
         if mechanism is None:
+            if getattr(trainer, "perturb", None) is False and privacy != Privacy():
+                raise ValueError("trainer.perturb = false adds no noise: no privacy key can hold")
             for key, default in Privacy().model_dump().items():
                 if (value := getattr(privacy, key)) != default:
                     raise ValueError(
                         f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
-                        "cannot hold; allowed with trainer.name = 'psgd', or with strategy.selection = "
-                        "'sparse_vector' or 'random_mask'"
+                        "cannot hold; allowed with trainer.name = 'psgd', 'dpa' or 'pcdbn', or with "
+                        "strategy.selection = 'sparse_vector' or 'random_mask'"
                     )
             return
         key, name = mechanism
@@ -345,14 +499,33 @@ class Experiment(Section):
                 f"{key} = {name!r}: trainer.name = {trainer.name!r} is private already, and selecting what "
                 "is private costs nothing; allowed: largest_values, random_with_threshold"
             )
-        needs_delta = name != "sparse_vector"
+        functional = isinstance(trainer, Dpa | Pcdbn)
+        needs_delta = name != "sparse_vector" and not functional
         for part in ("budget_epsilon", *(("delta",) if needs_delta else ())):
             if getattr(privacy, part) is None:
                 raise ValueError(
                     f"privacy.{part} is missing: {key} = {name!r} needs privacy.budget_epsilon > 0"
                     + (" and 0 < privacy.delta < 1" if needs_delta else "")
                 )
-        if privacy.variant != "proved" and name != "sparse_vector":
+        if functional:
+            of_paper = self.model.name in PAPER_MODELS
+            if of_paper != (privacy.variant != "proved"):
+                wanted = "'paper', which is only claimed," if of_paper else "'proved'"
+                raise ValueError(
+                    f"privacy.variant = {privacy.variant!r}: model.name = {self.model.name!r} is trained as "
+                    f"{wanted} with trainer.name = {name!r}"
+                )
+            if of_paper and privacy.delta is not None:
+                raise ValueError(
+                    f"privacy.delta = {privacy.delta:g}: the papers' noise is Laplace; allowed: none"
+                )
+            if privacy.variant == "paper_as_printed" and name == "pcdbn":
+                raise ValueError("privacy.variant = 'paper_as_printed': trainer.name = 'pcdbn' has 'paper'")
+            if of_paper and privacy.noise_source == "secure":
+                raise ValueError(
+                    "privacy.noise_source = 'secure': what is only claimed is for simulation alone"
+                )
+        elif privacy.variant != "proved" and name != "sparse_vector":
             raise ValueError(f"privacy.variant = {privacy.variant!r}: {key} = {name!r} has only 'proved'")
         if privacy.noise_source == "secure" and name == "psgd":
             raise ValueError(
@@ -369,7 +542,8 @@ class Experiment(Section):
         """What makes it private, as the key and its value; None where nothing does."""
         if isinstance(self.strategy, Dssgd) and self.strategy.selection in get_args(PrivateSelection):
             return "strategy.selection", self.strategy.selection
-        return ("trainer.name", self.trainer.name) if self.trainer.name in PRIVATE_TRAINERS else None
+        private = self.trainer.name in PRIVATE_TRAINERS and getattr(self.trainer, "perturb", True)
+        return ("trainer.name", self.trainer.name) if private else None
 
     @property
     def private(self) -> bool:

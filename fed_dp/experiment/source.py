@@ -18,7 +18,7 @@ from fed_dp.errors import ConfigError
 from fed_dp.experiment.schema import Data, Experiment
 
 Tables = dict[str, Any]
-_NAMED = ("trainer", "strategy", "partition")  # tables whose keys depend on their name
+_NAMED = ("trainer", "strategy", "partition", "model")  # tables whose keys depend on their name
 SHIPPED = Path(fed_dp.__file__).parent / "simulations" / "experiments"
 
 

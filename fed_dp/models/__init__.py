@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from fed_dp.models.encoders import Encoded
 from fed_dp.models.flat import Evaluator, FlatNetwork, Vector, initial_weights, use_one_thread
 from fed_dp.models.networks import BUILDERS, build
+from fed_dp.models.solve import Solver, head_ridge
 
 __all__ = [
     "BUILDERS",
+    "Encoded",
     "Evaluator",
     "FlatNetwork",
+    "Solver",
     "Vector",
     "build",
+    "head_ridge",
     "initial_weights",
     "use_one_thread",
 ]

@@ -9,7 +9,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 from fed_dp import seeds
-from fed_dp.models.networks import Shape, build
+from fed_dp.models.networks import OnFrozen, Options, Shape, build
 
 Vector = NDArray[np.float32]
 
@@ -20,15 +20,32 @@ class FlatNetwork:
     Loading and reading all weights is one copy; layers and optimizers see ordinary parameters.
     """
 
-    def __init__(self, name: str, shape: Shape, classes: int, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        classes: int,
+        device: torch.device | None = None,
+        options: Options | None = None,
+    ) -> None:
         self.name = name
-        self.network = build(name, shape, classes).to(device or torch.device("cpu"))
+        self.network = build(name, shape, classes, options).to(device or torch.device("cpu"))
         self.parameters: list[Tensor] = list(self.network.parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
         for p in self.parameters:
             p.data = self.flat[start : start + p.numel()].view_as(p)
             start += p.numel()
+
+    @property
+    def trained(self) -> nn.Module:
+        """The part of the network that has parameters."""
+        return self.network.trained if isinstance(self.network, OnFrozen) else self.network
+
+    def inputs(self, x: Vector) -> Tensor:
+        """Return records as that part takes them."""
+        records = torch.from_numpy(x).to(self.device)
+        return self.network.features(records) if isinstance(self.network, OnFrozen) else records
 
     @property
     def size(self) -> int:
@@ -59,18 +76,28 @@ def use_one_thread() -> None:
         torch.set_num_threads(1)
 
 
-def initial_weights(name: str, shape: Shape, classes: int, *, seed: int) -> Vector:
+def initial_weights(
+    name: str, shape: Shape, classes: int, *, seed: int, options: Options | None = None
+) -> Vector:
     """Return freshly initialised weights; the same seed gives the same weights everywhere."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.integer(seed, "initial weights"))
-        return FlatNetwork(name, shape, classes).weights()
+        return FlatNetwork(name, shape, classes, options=options).weights()
 
 
 class Evaluator:
     """Accuracy and loss of given weights on fixed records."""
 
-    def __init__(self, name: str, shape: Shape, classes: int, x: Vector, y: NDArray[np.int64]) -> None:
-        self._net = FlatNetwork(name, shape, classes)
+    def __init__(
+        self,
+        name: str,
+        shape: Shape,
+        classes: int,
+        x: Vector,
+        y: NDArray[np.int64],
+        options: Options | None = None,
+    ) -> None:
+        self._net = FlatNetwork(name, shape, classes, options=options)
         self._net.network.eval()
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
 

@@ -1,4 +1,4 @@
-"""The networks: those of the DSSGD paper with its exact parameter counts, and small ones.
+"""The networks: those of the papers, with DSSGD's exact parameter counts, and small ones.
 
 Every network ends in log-probabilities (train with the negative log-likelihood) and has no layer
 that mixes records (no BatchNorm), so that a per-record gradient exists.
@@ -6,15 +6,26 @@ that mixes records (no BatchNorm), so that a per-record gradient exists.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fed_dp.errors import ModelError
+from fed_dp.models.encoders import (
+    Compression,
+    Encoded,
+    PatchFilters,
+    Pixels,
+    RandomFeatures,
+    Scattered,
+    pooled,
+)
 
 Shape = tuple[int, ...]
+Options = Mapping[str, Any]
 
 
 def _linear(shape: Shape, classes: int) -> nn.Module:
@@ -143,19 +154,146 @@ class SubtractiveNormalisation(nn.Module):
         return x - mean / inside
 
 
-BUILDERS: dict[str, Callable[[Shape, int], nn.Module]] = {
+# ------------------------------------------------------ fixed or released encoders, linear heads
+
+
+def _unit_linear(shape: Shape, classes: int) -> nn.Module:
+    """Scale inputs to norm 1: with noise, the functional mechanism for logistic regression."""
+    return Encoded([nn.Flatten()], _size(shape), classes)
+
+
+def _random_features(shape: Shape, classes: int, features: int = 1000, gamma: float = 1.2) -> nn.Module:
+    return Encoded([RandomFeatures(_size(shape), features, gamma)], features, classes)
+
+
+def _private_pca(
+    shape: Shape,
+    classes: int,
+    components: int | None = None,
+    features: int = 1000,
+    gamma: float = 1.2,
+    layers: int = 1,
+) -> nn.Module:
+    """Principal components, then random features of them; as often as there are layers."""
+    pixels = Pixels(shape)
+    parts: list[nn.Module] = [pixels]
+    channels, positions = pixels.channels, pixels.positions
+    for _ in range(layers):
+        count = components or min(40, channels * positions)
+        parts.append(Compression(channels, positions, count, 0.0))
+        parts.append(RandomFeatures(count, features, gamma))
+        channels, positions = 1, features
+    return Encoded(parts, features, classes)
+
+
+def _scattering(
+    shape: Shape, classes: int, components: int | None = None, whitening: float = 0.5
+) -> nn.Module:
+    scattered = Scattered(_image("scattering", shape, at_least=8))
+    count = components or min(400, scattered.channels * scattered.positions)
+    compression = Compression(scattered.channels, scattered.positions, count, whitening)
+    return Encoded([scattered, compression], count, classes)
+
+
+def _scattering_linear(shape: Shape, classes: int) -> nn.Module:
+    """Put the same scattering features under a trainable linear layer, for gradient methods."""
+    scattered = Scattered(_image("scattering-linear", shape, at_least=8))
+    features = scattered.channels * scattered.positions
+    trained = nn.Sequential(nn.Linear(features, classes), nn.LogSoftmax(dim=1))
+    return OnFrozen(nn.Sequential(scattered, nn.Flatten(), Shrunk(features)), trained)
+
+
+def _patch_filters(
+    shape: Shape,
+    classes: int,
+    filters: int = 12,
+    components: int | None = None,
+    whitening: float = 0.5,
+    layers: int = 1,
+) -> nn.Module:
+    """Convolution, pooling, principal components. Two layers pool by 2 each, one by 4."""
+    channels, height, width = _image("patch-filters", shape, at_least=4)
+    parts: list[nn.Module] = []
+    for layer in range(layers):
+        pool = 4 if layers == 1 else 2
+        parts.append(PatchFilters(channels, 5 if layer == 0 else 3, filters, pool))
+        channels, height, width = 2 * filters, pooled(height, pool), pooled(width, pool)
+    count = components or min(400, channels * height * width)
+    parts.append(Compression(channels, height * width, count, whitening))
+    return Encoded([*parts[:-1], nn.Flatten(2), parts[-1]], count, classes)
+
+
+def _patch_cnn(shape: Shape, classes: int, filters: int = 12) -> nn.Module:
+    """Build the layers of patch-filters, trainable, for gradient methods."""
+    channels, height, width = _image("patch-cnn", shape, at_least=4)
+    return nn.Sequential(
+        nn.Conv2d(channels, filters, 5, padding=2),
+        BothSigns(),
+        nn.AvgPool2d(4, ceil_mode=True),
+        nn.Flatten(),
+        nn.Linear(2 * filters * pooled(height, 4) * pooled(width, 4), classes),
+        nn.LogSoftmax(dim=1),
+    )
+
+
+class OnFrozen(nn.Module):
+    """A network on layers without parameters: a trainer passes its records through those once."""
+
+    def __init__(self, frozen: nn.Module, trained: nn.Module) -> None:
+        super().__init__()
+        self.frozen, self.trained = frozen, trained
+
+    @torch.no_grad()
+    def features(self, x: Tensor) -> Tensor:
+        """Return what the trained part sees."""
+        return torch.cat([self.frozen(part) for part in torch.split(x, 500)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return log-probabilities."""
+        found: Tensor = self.trained(self.frozen(x))
+        return found
+
+
+class Shrunk(nn.Module):
+    """Divide by √(number of inputs): standardised inputs get norm about 1."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self._root = inputs**0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the inputs, smaller."""
+        return x / self._root
+
+
+class BothSigns(nn.Module):
+    """max(x, 0) and max(−x, 0), as channels."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return twice as many channels."""
+        return torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
+
+
+BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "linear": _linear,
     "small-mlp": _small_mlp,
     "small-cnn": _small_cnn,
     "dssgd-mlp": _dssgd_mlp,
     "dssgd-cnn-mnist": _dssgd_cnn_mnist,
     "dssgd-cnn-svhn": _dssgd_cnn_svhn,
+    "unit-linear": _unit_linear,
+    "random-features": _random_features,
+    "private-pca": _private_pca,
+    "scattering": _scattering,
+    "scattering-linear": _scattering_linear,
+    "patch-filters": _patch_filters,
+    "patch-cnn": _patch_cnn,
 }
 
 
-def build(name: str, shape: Shape, classes: int) -> nn.Module:
-    """Build a network for inputs of `shape`."""
-    return BUILDERS[name](shape, classes)
+def build(name: str, shape: Shape, classes: int, options: Options | None = None) -> nn.Module:
+    """Build a network for inputs of `shape`; `options` are those of the network's own builder."""
+    return BUILDERS[name](shape, classes, **(options or {}))
 
 
 def _size(shape: Shape) -> int:

@@ -121,7 +121,7 @@ class SimulationGrid(Grid):
         for context in self.contexts.values():
             if (books := virtual_books(context)) is not None:
                 accounts[books.account.site] = books.account, books.new
-                keep_books(context, VirtualBooks(books.account))
+                keep_books(context, VirtualBooks(books.account, lasting=books.lasting))
         if accounts:
             write_accounts(folder / LEDGERS, accounts)
 

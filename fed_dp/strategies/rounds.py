@@ -14,11 +14,12 @@ from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
 from fed_dp.errors import ResumeError
+from fed_dp.experiment import Dpa, Experiment, Pcdbn
 from fed_dp.experiment import Dssgd as DssgdOptions
-from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation, federation
-from fed_dp.experiment.release import agreement, budget_of
-from fed_dp.models import Evaluator, Vector, initial_weights, use_one_thread
+from fed_dp.experiment.release import Agreement, agreement, amount, budget_of
+from fed_dp.experiment.schema import Statistics as StatisticsOptions
+from fed_dp.models import Evaluator, Solver, Vector, initial_weights, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
 from fed_dp.strategies.dssgd import Dssgd
@@ -26,6 +27,7 @@ from fed_dp.strategies.marks import Marks
 from fed_dp.strategies.run_folder import Line, RunFolder
 from fed_dp.strategies.site_strategy import NO_REPLY, SiteStrategy
 from fed_dp.strategies.sites import Site, discover
+from fed_dp.strategies.statistics import Statistics
 from fed_dp.strategies.turns import FreeRunning, Turns, Waves
 
 STRATEGIES: dict[str, type[SiteStrategy]] = {
@@ -33,6 +35,7 @@ STRATEGIES: dict[str, type[SiteStrategy]] = {
     "centralised": Centralised,
     "standalone": Standalone,
     "dssgd": Dssgd,
+    "statistics": Statistics,
 }
 
 
@@ -80,9 +83,11 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     members = federation(experiment)
     data = members.dataset
     network = (experiment.model.name, data.shape, data.classes)
-    evaluator = Evaluator(*network, data.inputs(data.test), data.test.y)
+    options = experiment.model.options
+    evaluator = Evaluator(*network, data.inputs(data.test), data.test.y, options)
     sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
-    strategy = _strategy(experiment, initial_weights(*network, seed=experiment.seed), sites)
+    start = initial_weights(*network, seed=experiment.seed, options=options)
+    strategy = _strategy(experiment, members, start, sites)
     turns = _turns(experiment, strategy, grid)
     fingerprint = data.fingerprint()
     if folder.same_data(fingerprint) and experiment.private:
@@ -94,6 +99,7 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     for line in lines:
         for event in from_json(line["events"]):
             events[event.client].append(event)
+            strategy.booked.add((event.client, event.round))
     observer.started(experiment, folder.path, done)
     for turn in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
@@ -130,7 +136,9 @@ def _check_repeatable(experiment: Experiment, folder: RunFolder, turns: Turns) -
     )
 
 
-def _strategy(experiment: Experiment, weights: Vector, sites: Sequence[Site]) -> SiteStrategy:
+def _strategy(
+    experiment: Experiment, members: Federation, weights: Vector, sites: Sequence[Site]
+) -> SiteStrategy:
     options: dict[str, Any] = {
         "fraction": experiment.clients.fraction,
         "seed": experiment.seed,
@@ -138,7 +146,20 @@ def _strategy(experiment: Experiment, weights: Vector, sites: Sequence[Site]) ->
     }
     if isinstance(experiment.strategy, DssgdOptions):
         options["options"] = experiment.strategy
+    if isinstance(experiment.strategy, StatisticsOptions):
+        options |= _solving(experiment, members, options["agreements"][0])
     return STRATEGIES[experiment.strategy.name](weights, sites, **options)
+
+
+def _solving(experiment: Experiment, members: Federation, agreed: Agreement | None) -> dict[str, Any]:
+    config, model, data = experiment.trainer, experiment.model, members.dataset
+    assert isinstance(config, Dpa | Pcdbn)  # by schema
+    stages = model.learnt + 1
+    return {
+        "solver": Solver(model.name, data.shape, data.classes, model.options, cross=config.cross),
+        "amounts": [amount(release) for release in agreed.stages] if agreed else [None] * stages,
+        "ridge": config.ridge,
+    }
 
 
 def _turns(experiment: Experiment, strategy: SiteStrategy, grid: Grid) -> Turns:

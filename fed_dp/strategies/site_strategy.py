@@ -91,6 +91,7 @@ class SiteStrategy(Strategy):
         self.fraction, self.seed = fraction, seed
         self.agreements = agreements or [None] * len(self.sites)
         self.marks = [""] * len(self.sites)  # of each site's ledger, as last seen
+        self.booked: set[Place] = set()  # whose events of which turn are in the total
         self.tally = Tally()
         self._asked: list[Question] = []
         self._whole: ArrayRecord | None = None
@@ -109,8 +110,12 @@ class SiteStrategy(Strategy):
         """Return what a site gets, how many parameters that are, and of which version of the state."""
         return self.whole(), self.weights.size, 0
 
+    def upload_size(self, turn: int) -> int:
+        """Return of how many numbers an upload is a part."""
+        return self.weights.size
+
     def allowed(self, site: Site) -> tuple[int, float]:
-        """Return how many parameters a site may upload, and within which bound."""
+        """Return how many numbers a site may upload, and within which bound."""
         return self.weights.size, LARGEST
 
     def scores(self, evaluator: Evaluator) -> dict[str, float]:
@@ -255,7 +260,8 @@ class SiteStrategy(Strategy):
         except KeyError as error:
             raise UploadRefused(f"not an upload: it has no {error}") from None
         most, bound = self.allowed(site)
-        update = decode(array.data, size=self.weights.size, most=most, bound=bound)
+        size = self.upload_size(question.turn)
+        update = decode(array.data, size=size, most=min(most, size) if self.sparse else size, bound=bound)
         if len(update) < update.size and not self.sparse:
             raise UploadRefused(f"too few: {len(update)} coordinates, all {update.size} are expected")
         upload = Upload(update, names.check_records(records, announced=site.records))
@@ -268,20 +274,35 @@ class SiteStrategy(Strategy):
     def _book(self, question: Question, text: str) -> None:
         events = from_json(text)
         agreed, client = self.agreements[question.site.client], question.site.client
-        if len(events) != (agreed is not None):
+        if agreed is not None and agreed.stages:
+            self._check_stages(question, events, agreed)
+        elif len(events) != (agreed is not None):
             raise UploadRefused(f"{len(events)} events: a private upload has one, another has none")
         for event in events:
-            if (event.client, event.round) != (client, question.turn):
+            once = agreed is not None and agreed.stages
+            if event.client != client or not (event.round == question.turn or once):
                 raise UploadRefused(
                     f"an event of client {event.client}, round {event.round} in the upload of client "
                     f"{client}, round {question.turn}"
                 )
-            if agreed is not None and event != agreed.event(turn=question.turn, client=client):
+            if agreed is not None and event != (own := agreed.event(turn=event.round, client=client)):
                 raise UploadRefused(
                     f"it released {event.release} ({event.guarantee}, {event.noise_source}), agreed was "
-                    f"{agreed.release} ({agreed.guarantee}, {agreed.noise_source})"
+                    f"{own.release} ({own.guarantee}, {own.noise_source})"
                 )
-        self.tally.events += events
+        new = [event for event in events if (client, event.round) not in self.booked]
+        self.booked |= {(client, event.round) for event in new}
+        self.tally.events += new
+
+    def _check_stages(self, question: Question, events: Sequence[Event], agreed: Agreement) -> None:
+        """Hold a site to telling each stage it has released, its turn's among them, in every upload."""
+        rounds = [event.round for event in events]
+        if any(not 0 < turn <= question.turn for turn in rounds) or len(set(rounds)) < len(rounds):
+            raise UploadRefused(f"events of rounds {rounds}, asked in round {question.turn}")
+        if agreed.stage(question.turn) not in {agreed.stage(turn) for turn in rounds}:
+            raise UploadRefused(
+                f"no event of stage {agreed.stage(question.turn)}: what the upload rests on was not released"
+            )
 
 
 def record(download: Vector | SparseUpdate) -> ArrayRecord:

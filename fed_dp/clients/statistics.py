@@ -1,0 +1,117 @@
+"""dPA and pCDBN in their proved form: statistics are released once, and training is what follows from them.
+
+The encoder is fixed (random features, wavelet scattering) or learnt in earlier stages from released
+moments (principal components, patch filters); then the head's statistics are released. Every later
+turn starts from what was released and from public weights: it needs no record and costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from fed_dp.accounting import Release
+from fed_dp.clients.trainer import Fit, Site, State
+from fed_dp.experiment import Dpa, Pcdbn
+from fed_dp.experiment.release import amount
+from fed_dp.mechanisms import Noise
+from fed_dp.mechanisms.statistics import Batch, Statistic, deviation, positive, release
+from fed_dp.models import Encoded, FlatNetwork, Vector, head_ridge
+from fed_dp.sharing.update import LARGEST
+
+BATCH = 500  # records whose features are in memory at once
+
+
+class StatisticsTrainer:
+    """Release the statistic of each stage once; then descend on the objective that it gives.
+
+    Guarantee: that of `statistics.release`, for each stage; proved. Neighbours: add or remove one record.
+    `stages` are what is released, or None where nothing is perturbed. `sites` is how many share a model:
+    the noise in it is that of all of them. With `sends_statistics` the upload is the statistic itself.
+    """
+
+    spends = True
+
+    def __init__(
+        self,
+        config: Dpa | Pcdbn,
+        net: FlatNetwork,
+        *,
+        stages: tuple[Release, ...] | None,
+        sites: int,
+        sends_statistics: bool,
+    ) -> None:
+        assert isinstance(net.network, Encoded)  # by schema
+        self._config, self._net, self._network = config, net, net.network
+        self._sites, self._sends_statistics = sites, sends_statistics
+        self._stages = len(net.network.learnt) + 1
+        self._amounts = [amount(stage) for stage in stages] if stages else [None] * self._stages
+        self.spends = stages is not None
+
+    def stage(self, turn: int) -> int:
+        """Return the stage of a turn, from 1."""
+        return min(turn, self._stages)
+
+    def frozen(self, weights: Vector, stage: int) -> Vector:
+        """Return the part of the weights that decides what a stage's statistic is taken of."""
+        return weights[: self._segment(stage).start]
+
+    def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
+        """Return a stage's statistic as a mean over the site's records, with noise."""
+        self._net.load(weights)
+        statistic = self._statistic(stage)
+        total = release(statistic, self._batches(site, stage), self._amounts[stage - 1], noise)
+        return np.clip(total / len(site.y), -LARGEST, LARGEST).astype(np.float32)
+
+    def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
+        """Return the change that a released statistic asks for; no record is needed."""
+        if self._sends_statistics:
+            return Fit(released)
+        change = np.zeros_like(weights)
+        where = self._segment(stage)
+        if stage < self._stages:
+            change[where] = released - weights[where]
+        else:
+            change[where] = self._descend(weights[where], released, records)
+        return Fit(change)
+
+    def fit(self, weights: Vector, site: Site, state: State) -> Fit:
+        """Release without noise, and follow: for what is not private."""
+        stage = self.stage(site.round)
+        released = self.release(weights, site, stage, None)
+        return self.follow(weights, released, stage, records=len(site.y))
+
+    def _statistic(self, stage: int) -> Statistic:
+        if stage < self._stages:
+            return self._network.learnt[stage - 1].statistic
+        return self._network.head_statistics(self._config.cross)
+
+    def _segment(self, stage: int) -> slice:
+        sizes = [layer.statistic.size for layer in self._network.learnt]
+        start = sum(sizes[: stage - 1])
+        return slice(start, start + sizes[stage - 1] if stage < self._stages else self._net.size)
+
+    def _batches(self, site: Site, stage: int) -> Iterator[Batch]:
+        network, last = self._network, stage == self._stages
+        with torch.no_grad():
+            for start in range(0, len(site.y), BATCH):
+                x = torch.from_numpy(site.x[start : start + BATCH]).to(self._net.device)
+                seen = network.features(x) if last else network.before(x, stage - 1)
+                yield seen.cpu().numpy(), site.y[start : start + BATCH]
+
+    def _descend(self, weights: Vector, released: Vector, records: int) -> Vector:
+        """Take accelerated gradient steps on ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C from the given weights."""
+        statistic = self._network.head_statistics(self._config.cross)
+        gram, cross = statistic.unpack(released)
+        noise = deviation(statistic, self._amounts[-1]) / records
+        ridge = head_ridge(self._config.ridge, noise, features=statistic.features, sites=self._sites)
+        gram = positive(gram) + ridge * np.eye(len(gram))
+        step = 1 / float(np.linalg.eigvalsh(gram)[-1])
+        start = weights.reshape(statistic.classes, statistic.features).T.astype(np.float64)
+        here = ahead = start
+        for taken in range(self._config.local_steps):
+            before, here = here, ahead - step * (gram @ ahead - cross)
+            ahead = here + taken / (taken + 3) * (here - before)
+        return np.clip((here - start).T.ravel(), -LARGEST, LARGEST).astype(np.float32)

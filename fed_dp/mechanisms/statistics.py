@@ -1,0 +1,308 @@
+"""Sufficient statistics of bounded records, released once; whatever is computed from them is free.
+
+The functional mechanism with a data-independent (or already private) encoder: for features h and labels
+y, the truncated cross-entropy Σ [log 2 + (½ − y) z + z²/8], z = w·h, is a polynomial in w whose
+coefficients are linear in Σ h hᵀ and Σ h yᵀ. Its minimiser is that of least squares, so the same two
+sums serve both. Moments of maps and of patches give an encoder in the same way.
+
+Every class bounds each record's contribution itself and derives both sensitivities from that bound.
+Neighbours: add or remove one record. The number of records is public.
+
+References: Zhang et al., "Functional Mechanism", PVLDB 2012; Dwork et al., "Analyze Gauss", STOC 2014.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp.mechanisms.laplace import check, finite
+from fed_dp.mechanisms.noise import Noise, Reals
+
+Exact = NDArray[np.float64]
+Kind = Literal["gaussian", "laplace"]
+Batch = tuple[Reals, NDArray[np.int64]]  # records as the statistic takes them, and their labels
+_BELOW_ONE = 1 - 1e-12  # no rounding error lifts a clipped norm over 1
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """How much noise: Gaussian with σ = value · Δ₂, or Laplace of scale Δ₁ / value (value = ε)."""
+
+    kind: Kind
+    value: float
+
+    def __post_init__(self) -> None:
+        check(**{"multiplier" if self.kind == "gaussian" else "epsilon": self.value})
+
+
+class Statistic(Protocol):
+    """A sum over records of vectors of bounded norm."""
+
+    @property
+    def size(self) -> int:
+        """How many numbers it is."""
+        ...
+
+    @property
+    def l1(self) -> float:
+        """The largest L1 norm of one record's part: the sensitivity of Laplace noise."""
+        ...
+
+    @property
+    def l2(self) -> float:
+        """The largest L2 norm of one record's part, as weighted by `weights`: of Gaussian noise."""
+        ...
+
+    def weights(self) -> Exact:
+        """By what each number is multiplied before Gaussian noise, and divided after."""
+        ...
+
+    def sums(self, batch: Batch) -> Exact:
+        """Return the sum over a batch, each record's part bounded."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStatistics:
+    """Σ h hᵀ (upper triangle) and Σ h yᵀ, for features with ‖h‖₂ clipped to 1 and one-hot labels y.
+
+    Gaussian: off-diagonal entries are weighted by √2, so that a record's part of the triangle has the
+    norm of its whole matrix, ‖h hᵀ‖_F = ‖h‖² ≤ 1: the same sensitivity as without weights, and
+    noise smaller by √2 where nearly all entries are. Σ h yᵀ is weighted by `cross`: Δ₂ = √(1 + cross²).
+    Laplace: Δ₁ = (b + 1)/2 + √b, reached by h = (1, …, 1)/√b.
+    """
+
+    features: int  # b
+    classes: int
+    cross: float = 1.0
+
+    @property
+    def size(self) -> int:
+        """b(b + 1)/2 + b · classes."""
+        return _triangle(self.features) + self.features * self.classes
+
+    @property
+    def l1(self) -> float:
+        """(b + 1)/2 + √b."""
+        return (self.features + 1) / 2 + math.sqrt(self.features)
+
+    @property
+    def l2(self) -> float:
+        """√(1 + cross²)."""
+        return math.sqrt(1 + self.cross**2)
+
+    def weights(self) -> Exact:
+        """Weigh the triangle by √2 off the diagonal, the rest by `cross`."""
+        return np.concatenate(
+            [_root_two(self.features), np.full(self.features * self.classes, float(self.cross))]
+        )
+
+    def sums(self, batch: Batch) -> Exact:
+        """Return both sums."""
+        rows, labels = batch
+        h = _clipped(rows.reshape(len(rows), -1))
+        one_hot = np.zeros((len(labels), self.classes))
+        one_hot[np.arange(len(labels)), labels] = 1
+        return np.concatenate([_pack(h.T @ h), (h.T @ one_hot).ravel()])
+
+    def unpack(self, vector: Reals) -> tuple[Exact, Exact]:
+        """Return Σ h hᵀ as a symmetric matrix and Σ h yᵀ."""
+        cut = _triangle(self.features)
+        exact = np.asarray(vector, np.float64)
+        return _symmetric(exact[:cut]), exact[cut:].reshape(self.features, self.classes)
+
+
+@dataclass(frozen=True, slots=True)
+class MapMoments:
+    """First and second moments of maps u (channels × positions) with ‖u‖_F clipped to 1.
+
+    Σ u, Σ u uᵀ over channels and Σ uᵀ u over positions: enough for an approximate principal component
+    analysis whose axes are products of one direction among channels and one among positions, at a
+    fraction of the noise of all (C·S)² second moments. With one channel it is the whole analysis.
+    Gaussian: Δ₂ = √3 (√2 with one channel), reached by every u of rank one.
+    Laplace: Δ₁ = √(C·S) + (C + 1)/2 + (S + 1)/2 (without the middle term), reached by a constant u.
+    """
+
+    channels: int  # C
+    positions: int  # S
+
+    @property
+    def size(self) -> int:
+        """C·S numbers and the triangles."""
+        return self.channels * self.positions + sum(map(_triangle, self._sides))
+
+    @property
+    def l1(self) -> float:
+        """√(C·S) plus half of each side and one."""
+        return math.sqrt(self.channels * self.positions) + sum((side + 1) / 2 for side in self._sides)
+
+    @property
+    def l2(self) -> float:
+        """√(1 + number of triangles)."""
+        return math.sqrt(1 + len(self._sides))
+
+    @property
+    def _sides(self) -> tuple[int, ...]:
+        return (self.positions,) if self.channels == 1 else (self.channels, self.positions)
+
+    def weights(self) -> Exact:
+        """Weigh the triangles by √2 off their diagonals."""
+        return np.concatenate([np.ones(self.channels * self.positions), *map(_root_two, self._sides)])
+
+    def sums(self, batch: Batch) -> Exact:
+        """Return the three sums."""
+        u = _clipped(batch[0].reshape(len(batch[0]), -1)).reshape(-1, self.channels, self.positions)
+        across = u.transpose(1, 0, 2).reshape(self.channels, -1)
+        along = u.reshape(-1, self.positions)
+        triangles = [_pack(along.T @ along)]
+        if self.channels > 1:
+            triangles.insert(0, _pack(across @ across.T))
+        return np.concatenate([u.sum(0).ravel(), *triangles])
+
+    def unpack(self, vector: Reals) -> tuple[Exact, Exact, Exact]:
+        """Return the mean map and the centred second moments of channels and positions, projected to PSD.
+
+        `vector` is a mean over records.
+        """
+        exact = np.asarray(vector, np.float64)
+        cut = self.channels * self.positions
+        mean = exact[:cut].reshape(self.channels, self.positions)
+        parts, triangles = [], exact[cut:]
+        for side in self._sides:
+            parts.append(_symmetric(triangles[: _triangle(side)]))
+            triangles = triangles[_triangle(side) :]
+        positions = positive(parts[-1] - mean.T @ mean)
+        channels = positive(parts[0] - mean @ mean.T) if self.channels > 1 else np.ones((1, 1))
+        return mean, channels, positions
+
+
+@dataclass(frozen=True, slots=True)
+class PatchMoments:
+    """Σ over records of the mean of v vᵀ over a record's patches v, each with ‖v‖₂ clipped to 1.
+
+    It is what the energy of a convolutional RBM, truncated at degree 1 with a fixed normaliser, asks of
+    the records: the same for every filter. Gaussian: Δ₂ = 1, reached when all patches are one unit
+    vector. Laplace: Δ₁ = (p + 1)/2.
+    """
+
+    patch: int  # p, numbers in a patch
+
+    @property
+    def size(self) -> int:
+        """p(p + 1)/2."""
+        return _triangle(self.patch)
+
+    @property
+    def l1(self) -> float:
+        """(p + 1)/2."""
+        return (self.patch + 1) / 2
+
+    @property
+    def l2(self) -> float:
+        """1."""
+        return 1.0
+
+    def weights(self) -> Exact:
+        """Weigh by √2 off the diagonal."""
+        return _root_two(self.patch)
+
+    def sums(self, batch: Batch) -> Exact:
+        """Return the sum; a record is (patches, p)."""
+        records = batch[0]
+        v = _clipped(records.reshape(-1, self.patch))
+        return np.asarray(_pack(v.T @ v) / records.shape[1])
+
+    def unpack(self, vector: Reals) -> Exact:
+        """Return the second moments, projected to PSD."""
+        return positive(_symmetric(np.asarray(vector, np.float64)))
+
+
+def release(
+    statistic: Statistic, batches: Iterable[Batch], amount: Amount | None, noise: Noise | None
+) -> Exact:
+    """Return the statistic of all batches together, with noise; without, where `amount` is None.
+
+    Guarantee: that of one Gaussian release with σ/Δ₂ = amount.value, or pure ε = amount.value; proved.
+    Neighbours: add or remove one record.
+    """
+    total = np.zeros(statistic.size)
+    for batch in batches:
+        total += statistic.sums(batch)
+    if amount is None:
+        return total
+    assert noise is not None  # an amount of it
+    if amount.kind == "laplace":
+        return noise.laplace(total, scale=statistic.l1 / amount.value)
+    weights = statistic.weights()
+    return noise.gaussian(total * weights, scale=amount.value * statistic.l2) / weights
+
+
+def deviation(statistic: Statistic, amount: Amount | None) -> float:
+    """Return the standard deviation of the noise on one number of weight 1."""
+    if amount is None:
+        return 0.0
+    if amount.kind == "laplace":
+        return math.sqrt(2) * statistic.l1 / amount.value
+    return amount.value * statistic.l2
+
+
+def positive(matrix: Reals) -> Exact:
+    """Return the nearest positive semidefinite matrix. Post-processing: free.
+
+    Drawing noise again until the matrix is positive is not, and is not done.
+    """
+    values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
+    return np.asarray((vectors * np.maximum(values, 0)) @ vectors.T)
+
+
+def minimiser(gram: Reals, cross: Reals, *, ridge: float) -> Exact:
+    """Return argmin ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C: the head that a noisy objective asks for."""
+    values, vectors = np.linalg.eigh(np.asarray(gram, np.float64))
+    return np.asarray((vectors / (np.maximum(values, 0) + ridge)) @ (vectors.T @ cross))
+
+
+def principal(matrix: Reals) -> tuple[Exact, Exact]:
+    """Return eigenvalues, largest first, and eigenvectors with a fixed sign, so that all sites agree."""
+    values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    anchor = np.sin(1 + np.arange(len(values)))  # no direction that eigenvectors are orthogonal to
+    return values.copy(), vectors * np.where(anchor @ vectors < 0, -1.0, 1.0)
+
+
+def _clipped(rows: Reals) -> Exact:
+    """Return rows of norm at most 1; what is no number counts as 0."""
+    exact = np.clip(finite(rows).astype(np.float64), -1e100, 1e100)
+    norms = np.linalg.norm(exact, axis=1, keepdims=True)
+    return np.asarray(exact * (_BELOW_ONE / np.maximum(norms, 1)))
+
+
+def _triangle(side: int) -> int:
+    return side * (side + 1) // 2
+
+
+@lru_cache(maxsize=16)
+def _upper(side: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    return np.triu_indices(side)
+
+
+def _pack(matrix: Exact) -> Exact:
+    return matrix[_upper(len(matrix))]
+
+
+def _symmetric(triangle: Exact) -> Exact:
+    side = int((math.isqrt(8 * len(triangle) + 1) - 1) // 2)
+    matrix = np.zeros((side, side))
+    matrix[_upper(side)] = triangle
+    return matrix + np.triu(matrix, 1).T
+
+
+def _root_two(side: int) -> Exact:
+    rows, columns = _upper(side)
+    return np.where(rows == columns, 1.0, math.sqrt(2))

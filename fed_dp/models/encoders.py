@@ -1,0 +1,257 @@
+"""Networks whose encoder is fixed, or learnt from released moments, under one linear head.
+
+A learnt layer has one parameter: the mean of its statistic over all records. What it does with an input
+is computed from that, so the means of several sites average to the mean of all, whatever basis
+each of them would have chosen. Layers are frozen for gradients; only the head is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fed_dp.errors import ModelError
+from fed_dp.mechanisms.noise import Reals
+from fed_dp.mechanisms.statistics import (
+    HeadStatistics,
+    MapMoments,
+    PatchMoments,
+    Statistic,
+    principal,
+)
+from fed_dp.models.scattering import CHANNELS, Scattering
+
+LOGITS = 10.0  # least squares gives scores near 0 and 1; as logits, they are stretched
+PUBLIC_SEED = 20_130_503  # of everything random in an encoder: fixed and public
+NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
+
+
+class Learnt(nn.Module):
+    """A layer that is learnt from one statistic of its inputs."""
+
+    statistic: Statistic
+    moments: nn.Parameter
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return what the statistic is taken of."""
+        raise NotImplementedError
+
+
+class Encoded(nn.Module):
+    """Layers, unit norm, linear head without intercept, log-probabilities."""
+
+    def __init__(self, layers: list[nn.Module], features: int, classes: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.head = nn.Linear(features, classes, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    @property
+    def learnt(self) -> list[Learnt]:
+        """The layers that are learnt, first to last."""
+        return [layer for layer in self.layers if isinstance(layer, Learnt)]
+
+    def head_statistics(self, cross: float) -> HeadStatistics:
+        """Return what the head is learnt from."""
+        return HeadStatistics(self.head.in_features, self.head.out_features, cross)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Return the head's inputs, of norm 1 (or 0)."""
+        for layer in self.layers:
+            x = layer(x)
+        return unit(x.flatten(1))
+
+    def before(self, x: Tensor, stage: int) -> Tensor:
+        """Return what learnt layer `stage` (from 0) takes its statistic of."""
+        wanted = self.learnt[stage]
+        for layer in self.layers:
+            if layer is wanted:
+                break
+            x = layer(x)
+        return wanted.seen(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return log-probabilities."""
+        return functional.log_softmax(LOGITS * self.head(self.features(x)), dim=1)
+
+
+def unit(x: Tensor) -> Tensor:
+    """Return rows of norm 1; a row of zeros stays."""
+    norms: Tensor = x.norm(dim=1, keepdim=True)
+    return x / norms.clamp_min(1e-12)
+
+
+class Scattered(nn.Module):
+    """The scattering transform with channels centred and scaled by constants of generated images."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.transform = Scattering(*shape[1:])
+        self.channels = shape[0] * CHANNELS
+        self.positions = self.transform.height * self.transform.width
+        mean, deviation = _public_constants(*shape[1:])
+        for name, values in (("mean", mean), ("scale", 1 / deviation)):
+            each = torch.from_numpy(np.tile(values, shape[0]).astype(np.float32))
+            self.register_buffer(name, each[:, None], persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (channels, positions)."""
+        maps = torch.cat([self.transform(part) for part in torch.split(x, 32)])
+        return (maps.flatten(2) - self.mean) * self.scale
+
+
+@lru_cache(maxsize=4)
+def _public_constants(height: int, width: int) -> tuple[Reals, Reals]:
+    """Return mean and standard deviation of each channel over generated strokes: no record decides them.
+
+    Strokes are where a smooth random field is near 0; images are standardised as data sets are.
+    """
+    rng = np.random.default_rng(PUBLIC_SEED)
+    y, x = np.meshgrid(np.fft.fftfreq(height), np.fft.fftfreq(width), indexing="ij")
+    smooth = np.exp(-(x**2 + y**2) * (2 * math.pi * 3.0) ** 2 / 2)
+    field = np.fft.ifft2(np.fft.fft2(rng.normal(size=(512, height, width))) * smooth).real
+    strokes = np.clip(1.5 - np.abs(field) / field.std() * 4, 0, 1)
+    images = (strokes - strokes.mean()) / strokes.std()
+    with torch.no_grad():
+        transform = Scattering(height, width)
+        inputs = torch.from_numpy(images[:, None].astype(np.float32))
+        maps = torch.cat([transform(part) for part in torch.split(inputs, 32)]).double().numpy()
+    return maps.mean((0, 2, 3)), maps.std((0, 2, 3)) + 1e-6
+
+
+class Pixels(nn.Module):
+    """An image as rows of all channels × columns; a vector as one row."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.positions = shape[-1]
+        self.channels = math.prod(shape[:-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (channels, positions)."""
+        return x.reshape(len(x), self.channels, self.positions)
+
+
+class Compression(Learnt):
+    """Principal components of maps, each a product of a channel and a position direction.
+
+    Maps are scaled to norm 1, centred, and projected to the `components` products of largest variance;
+    each component is divided by its variance to the power `whitening` / 2.
+    """
+
+    def __init__(self, channels: int, positions: int, components: int, whitening: float) -> None:
+        super().__init__()
+        most = channels * positions
+        if components > most:
+            raise ModelError(f"model.components = {components}: the maps have only {most} dimensions")
+        self.statistic: MapMoments = MapMoments(channels, positions)
+        self._components, self._whitening = components, whitening
+        plain = np.concatenate(  # before it is learnt: no mean, all directions alike
+            [np.zeros(most), *(np.eye(side)[np.triu_indices(side)] for side in self.statistic._sides)]
+        )
+        self.moments = nn.Parameter(torch.from_numpy(plain.astype(np.float32)), requires_grad=False)
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return maps of norm 1."""
+        return unit(x.flatten(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the components."""
+        mean, axes = self._axes(self.moments.detach().cpu().numpy())
+        return (self.seen(x) - mean.to(x)) @ axes.to(x)
+
+    def _axes(self, moments: Reals) -> tuple[Tensor, Tensor]:
+        mean, channels, positions = self.statistic.unpack(moments)
+        (over, across), (under, along) = principal(channels), principal(positions)
+        variance = np.outer(over, under) / max(over.sum(), 1e-300)
+        order = np.argsort(-variance, axis=None, kind="stable")[: self._components]
+        i, j = np.unravel_index(order, variance.shape)
+        products = np.einsum("ck,sk->csk", across[:, i], along[:, j]).reshape(-1, len(order))
+        chosen = variance[i, j]
+        floor = max(float(chosen.max()) * 1e-6, 1e-30)
+        scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
+        found = (mean.ravel()[None], products * (scale / scale.max()))
+        return tuple(torch.from_numpy(part.astype(np.float32)) for part in found)  # type: ignore[return-value]
+
+
+class RandomFeatures(nn.Module):
+    """cos(Rᵀx) and sin(Rᵀx) of inputs of norm 1: the Gaussian kernel (Rahimi and Recht 2007), norm 1."""
+
+    directions: Tensor
+
+    def __init__(self, inputs: int, features: int, gamma: float) -> None:
+        super().__init__()
+        if features % 2:
+            raise ModelError(f"model.features = {features}: random features come in pairs; expected even")
+        rng = np.random.default_rng([PUBLIC_SEED, inputs, features])
+        directions = rng.normal(size=(inputs, features // 2)) * gamma
+        self.register_buffer("directions", torch.from_numpy(directions.astype(np.float32)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features."""
+        angles = unit(x.flatten(1)) @ self.directions
+        return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(angles.shape[1])
+
+
+class PatchFilters(Learnt):
+    """Convolution with the leading principal components of patches, both signs, average pooling.
+
+    The degree-1 form of a convolutional RBM layer with a fixed normaliser: a patch, less its mean, is
+    divided by the larger of its norm and NORM_FLOOR, so that every response lies in [−1, 1].
+    """
+
+    box: Tensor
+
+    def __init__(self, channels: int, side: int, filters: int, pool: int) -> None:
+        super().__init__()
+        patch = channels * side * side
+        if filters >= patch:
+            raise ModelError(f"model.filters = {filters}: patches have {patch} numbers, expected fewer")
+        self.statistic: PatchMoments = PatchMoments(patch)
+        self._channels, self._side, self._filters, self._pool = channels, side, filters, pool
+        self.moments = nn.Parameter(
+            torch.from_numpy(np.eye(patch, dtype=np.float32)[np.triu_indices(patch)]), requires_grad=False
+        )
+        self.register_buffer("box", torch.full((1, channels, side, side), 1.0), persistent=False)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        return functional.pad(x, (self._side // 2,) * 4, mode="replicate")
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return every fourth patch, less its mean, normalised: (patches, numbers)."""
+        patches = functional.unfold(self._padded(x), self._side, stride=2).transpose(1, 2)
+        patches = patches - patches.mean(2, keepdim=True)
+        norms: Tensor = patches.norm(dim=2, keepdim=True)
+        return patches / norms.clamp_min(NORM_FLOOR)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the pooled responses, 2 · filters channels."""
+        bank = self._bank(self.moments.detach().cpu().numpy()).to(x)
+        padded = self._padded(x)
+        numbers = self.box.numel()
+        total = functional.conv2d(padded, self.box)
+        squares = functional.conv2d(padded * padded, self.box)
+        norm = (squares - total * total / numbers).clamp_min(NORM_FLOOR**2).sqrt()
+        responses = functional.conv2d(padded, bank) / norm  # filters have no mean: the patch's drops out
+        both = torch.cat([functional.relu(responses), functional.relu(-responses)], dim=1)
+        return functional.avg_pool2d(both, self._pool, ceil_mode=True)
+
+    def _bank(self, moments: Reals) -> Tensor:
+        second = self.statistic.unpack(moments)
+        centre = np.eye(len(second)) - 1 / len(second)  # noise gives patches a mean again
+        _, vectors = principal(centre @ second @ centre)
+        bank = (centre @ vectors[:, : self._filters]).T.astype(np.float32)
+        return torch.from_numpy(bank.reshape(self._filters, self._channels, self._side, self._side))
+
+
+def pooled(size: int, pool: int) -> int:
+    """Return the side of a map after pooling."""
+    return -(-size // pool)
