@@ -32,6 +32,8 @@ class Statement:
     epsilon_by_site: dict[str, float]  # min, median, max
     sites_per_record: int
     warnings: tuple[str, ...] = ()
+    rounds: int = 0
+    rounds_charged: int = 0  # of the dearest site
 
     def tables(self) -> dict[str, Any]:
         """Return the statement as plain tables."""
@@ -47,6 +49,11 @@ class Statement:
     def parts(self) -> str:
         """What smaller parts of the run cost: less than it, and no measure of it."""
         one = f"one round alone: ε = {number(self.epsilon_per_round)}"
+        if self.rounds_charged < self.rounds:
+            return (
+                f"a site pays in {self.rounds_charged} of {self.rounds} rounds, at most ε = "
+                f"{number(self.epsilon_per_round)} in one; the others are free"
+            )
         if self.epsilon_per_parameter is None:
             return f"{one} at the same δ"
         return f"{one}; one parameter of one round: ε/c = {self.epsilon_per_parameter:.4g}"
@@ -94,6 +101,7 @@ def statement(
     budget_epsilon: float,
     sites_per_record: int,
     smallest_site: int,
+    rounds: int = 0,
     late: int = 0,
     refused: int = 0,
 ) -> Statement | None:
@@ -133,6 +141,8 @@ def statement(
         epsilon_by_site=by_site,
         sites_per_record=sites_per_record,
         warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status),
+        rounds=rounds,
+        rounds_charged=max(len({event.round for event in events}) for events in events_by_site.values()),
     )
 
 
@@ -151,6 +161,8 @@ def _warnings(
     found = []
     if status == "refuted":
         found.append("this guarantee is refuted: no ε holds, and the numbers above are only what is stated")
+    if status == "claimed":
+        found.append("this guarantee is only claimed by its paper: no proof covers what is done here")
     if delta * smallest_site >= 1:
         found.append(
             f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "

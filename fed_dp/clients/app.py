@@ -54,7 +54,7 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
     trainer, net = make_trainer(experiment, members.dataset)
     data = members.dataset
     start = initial_weights(
-        net.name, data.shape, data.classes, seed=experiment.seed, options=experiment.model.options
+        net.name, data.shape, data.classes, seed=experiment.seed, options=experiment.network
     )
     return _Workplace(experiment, members, trainer, start)
 

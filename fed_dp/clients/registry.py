@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fed_dp.accounting import SampledGaussian
 from fed_dp.clients import device
+from fed_dp.clients.paper import PaperTrainer
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.sgd import SgdTrainer
 from fed_dp.clients.statistics import StatisticsTrainer
@@ -11,6 +12,7 @@ from fed_dp.clients.trainer import Trainer
 from fed_dp.data.dataset import DataSet
 from fed_dp.experiment import Dpa, Experiment, Pcdbn, Psgd
 from fed_dp.experiment.release import agreement
+from fed_dp.experiment.schema import PAPER_MODELS
 from fed_dp.models import FlatNetwork
 
 
@@ -18,13 +20,20 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
     """Build the experiment's trainer and its network on this process's device."""
     where = device.choose(experiment.clients.gpus)
     model = experiment.model
-    net = FlatNetwork(model.name, dataset.shape, dataset.classes, where, model.options)
+    net = FlatNetwork(model.name, dataset.shape, dataset.classes, where, experiment.network)
     config = experiment.trainer
     agreed = agreement(experiment, client=0, size=net.size)
     if isinstance(config, Psgd):
         assert agreed is not None  # by schema
         assert isinstance(agreed.release, SampledGaussian)
         return PsgdTrainer(config, net, release=agreed.release), net
+    if isinstance(config, Dpa | Pcdbn) and model.name in PAPER_MODELS:
+        return PaperTrainer(
+            config,
+            net,
+            epsilon=experiment.privacy.budget_epsilon,
+            as_printed=experiment.privacy.variant == "paper_as_printed",
+        ), net
     if isinstance(config, Dpa | Pcdbn):
         return StatisticsTrainer(
             config,

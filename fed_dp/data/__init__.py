@@ -7,6 +7,7 @@ from pathlib import Path
 from fed_dp.data.dataset import DataSet, Records
 from fed_dp.data.files import File, fetch, home
 from fed_dp.data.folder import FolderOptions, read_folder
+from fed_dp.data.health import without_influence
 from fed_dp.data.sources import SOURCES, Source
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "home",
     "read",
     "read_folder",
+    "without_influence",
 ]
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fed_dp.data.dataset import DataSet, Records, identity, standardised
+from fed_dp.data import health
+from fed_dp.data.dataset import DataSet, Floats, Records, identity, standardised
 from fed_dp.data.files import File, verified
 from fed_dp.data.formats import (
     read_bytes,
@@ -364,23 +365,61 @@ LIFESNAPS_COLUMNS = Columns(
 )
 
 
+def _days_with_steps(folder: Path, files: tuple[File, ...]) -> tuple[pd.DataFrame, Floats]:
+    """Return the person-days that have steps, by person and date, and their inputs."""
+    path = verified(folder, files[0])
+    table = read_table(path, low_memory=False)
+    table["date"] = pd.to_datetime(table["date"])
+    table = table[table["steps"].notna()].sort_values(["id", "date"], ignore_index=True)
+    table["steps_before"] = table.groupby("id")["steps"].shift(1)
+    table["weekday"] = table["date"].dt.day_of_week.astype(str)
+    return table, LIFESNAPS_COLUMNS.encode(table, where=str(path))
+
+
+def _lifesnaps_windows(folder: Path, files: tuple[File, ...]) -> DataSet:
+    """Read each person's days with steps in windows of four, as records of behaviour, without friends."""
+    table, x = _days_with_steps(folder, files)
+    rows, labels, owners, late = [], [], [], []
+    for person, days in table.groupby("id"):
+        if len(days) < health.WINDOW + 1:
+            continue
+        steps = days["steps"].to_numpy(np.float64)[None]
+        inputs = x[days.index.to_numpy()].astype(np.float64)[None]
+        width = np.tile([-1.0, 1.0], (inputs.shape[2], 1))
+        [(own, rises, now)] = health.windows(inputs, np.zeros_like(steps), steps, width)
+        rows.append(own)
+        labels.append(rises)
+        owners.append(np.full(len(now), str(person)))
+        late.append(now >= 0.8 * len(days))
+    records, y, owner = np.concatenate(rows), np.concatenate(labels), np.concatenate(owners)
+    test = np.concatenate(late)
+    return DataSet(
+        "lifesnaps-windows",
+        Records(records[~test], y[~test], owner[~test]),
+        Records(records[test], y[test], owner[test]),
+        2,
+        *identity(),
+        notes=(
+            "label: the next recorded day has more steps than this one",
+            f"people with fewer than {health.WINDOW + 1} days of steps are left out",
+            "it has no friends: their influence is 0 throughout",
+            health.NOTES[0],
+        ),
+    )
+
+
 def _lifesnaps(folder: Path, files: tuple[File, ...]) -> DataSet:
     """Read person-days with steps. Label: the person's next day with steps has more of them.
 
     The last fifth of each person's days is the test set, so no one is tested on their past.
     """
-    path = verified(folder, files[0])
-    table = read_table(path, low_memory=False)
-    table["date"] = pd.to_datetime(table["date"])
-    table = table[table["steps"].notna()].sort_values(["id", "date"], ignore_index=True)
+    table, x = _days_with_steps(folder, files)
     people = table.groupby("id")
-    table["steps_before"] = people["steps"].shift(1)
     following = people["steps"].shift(-1)
-    table["weekday"] = table["date"].dt.day_of_week.astype(str)
     table["rises"] = following > table["steps"]
     table["position"] = people.cumcount() / people["id"].transform("size")
-    table = table[following.notna()].reset_index(drop=True)
-    x = LIFESNAPS_COLUMNS.encode(table, where=str(path))
+    there = following.notna().to_numpy()
+    table, x = table[there], x[there]
     y, owner = table["rises"].to_numpy(np.int64), table["id"].to_numpy(np.str_)
     test = table["position"].to_numpy() >= 0.8
     return DataSet(
@@ -412,4 +451,21 @@ SOURCES: dict[str, Source] = {
     "adult": Source("adult", (_ADULT,), _adult, "census income (UCI Adult), 14 attributes"),
     "heart": Source("uci_heart", (_HEART,), _heart, "heart disease (UCI), four hospitals", "hospitals"),
     "lifesnaps": Source("lifesnaps", (_LIFESNAPS,), _lifesnaps, "daily activity of 71 people", "people"),
+    "lifesnaps-windows": Source(
+        "lifesnaps", (_LIFESNAPS,), _lifesnaps_windows, "the same in windows of four days", "people"
+    ),
+    "health-daily": Source(
+        "",
+        ((),),
+        lambda *_: health.health_network(weekly=False),
+        "health social network of 254 people, 300 days, generated",
+        "people",
+    ),
+    "health-weekly": Source(
+        "",
+        ((),),
+        lambda *_: health.health_network(weekly=True),
+        "the same by 48 weeks, generated",
+        "people",
+    ),
 }

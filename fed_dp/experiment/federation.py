@@ -77,7 +77,8 @@ def _key(section: Data) -> str:
 def _read(section: Data) -> DataSet:
     path = None if section.path is None else Path(section.path)
     if section.name != "folder":
-        return data.read(section.name, path)
+        found = data.read(section.name, path)
+        return found if section.influence else data.without_influence(found)
     assert path is not None  # these three by schema
     assert section.bounds is not None
     assert section.classes is not None

@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 
 from fed_dp.accounting import (
+    GUARANTEES,
     Budget,
     Event,
     Gaussian,
+    Guarantee,
     Laplace,
     Release,
     SampledGaussian,
@@ -50,6 +52,26 @@ class Agreement:
         """Return the event of one turn."""
         release = self.stages[self.stage(turn) - 1] if self.stages else self.release
         return Event(release, self.guarantee, turn, client, self.noise_source)
+
+
+def promise(experiment: Experiment) -> Guarantee | None:
+    """Return what its releases promise; None where nothing is private."""
+    if experiment.mechanism is None:
+        return None
+    _, name = experiment.mechanism
+    if isinstance(experiment.trainer, Dpa | Pcdbn):
+        name = _functional_name(experiment)
+    elif name == "sparse_vector":
+        name = _VARIANTS[experiment.privacy.variant]
+    return GUARANTEES[name]
+
+
+def banner(experiment: Experiment) -> str | None:
+    """Return what must be said before a run whose privacy is not proved."""
+    said = promise(experiment)
+    if said is None or said.status == "proved":
+        return None
+    return f"NOT PROVED: privacy.variant = {experiment.privacy.variant!r} is {said.status}: {said.reason}"
 
 
 def budget_of(experiment: Experiment) -> Budget | None:
@@ -97,11 +119,10 @@ def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> 
 
     A paper's is the sum of what it charges to each layer and to the head.
     """
-    source, variant = experiment.privacy.noise_source, experiment.privacy.variant
+    source = experiment.privacy.noise_source
     if experiment.model.name in PAPER_MODELS:
         whole = Laplace(budget.epsilon)
-        name = config.name + {"paper": "_paper", "paper_as_printed": "_as_printed"}[variant]
-        return Agreement(whole, name, source, (whole,))
+        return Agreement(whole, _functional_name(experiment), source, (whole,))
     learnt = experiment.model.learnt
     shares = [config.encoder_share] * learnt + [1 - config.encoder_share * learnt]
     stages: tuple[Release, ...]
@@ -110,4 +131,11 @@ def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> 
         stages = tuple(Gaussian(max(one / math.sqrt(share), LEAST_NOISE)) for share in shares)
     else:
         stages = tuple(Laplace(budget.epsilon * share) for share in shares)
-    return Agreement(stages[-1], "statistics", source, stages)
+    return Agreement(stages[-1], _functional_name(experiment), source, stages)
+
+
+def _functional_name(experiment: Experiment) -> str:
+    if experiment.model.name not in PAPER_MODELS:
+        return "statistics"
+    ending = {"paper": "_paper", "paper_as_printed": "_as_printed"}[experiment.privacy.variant]
+    return experiment.trainer.name + ending

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
 from fed_dp.mechanisms import NoiseSource, Split
-from fed_dp.mechanisms.functional import ApproximationName
+from fed_dp.mechanisms.functional import ApproximationName, approximation
 from fed_dp.sharing.codec import Precision
 from fed_dp.sharing.exchange import Exchange
 from fed_dp.sharing.private_selection import PrivateSelection, Variant
@@ -24,7 +24,7 @@ Count = Annotated[int, Field(ge=1)]
 
 DataName = Literal[
     "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "heart",
-    "lifesnaps", "folder",
+    "lifesnaps", "lifesnaps-windows", "health-daily", "health-weekly", "folder",
 ]  # fmt: skip
 # What each network takes beside its name; a builder's own defaults hold for what is not given.
 MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -42,12 +42,14 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "patch-filters": ("filters", "components", "whitening", "layers"),
     "patch-cnn": ("filters",),
     "auto-encoder": ("hidden", "layers"),
+    "dpah": ("hidden", "layers"),
     "cdbn": ("filters", "hidden"),
+    "cdbn-behaviour": ("filters",),
 }
 ModelName = Literal[
     "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
     "unit-linear", "random-features", "private-pca", "scattering", "scattering-linear",
-    "patch-filters", "patch-cnn", "auto-encoder", "cdbn",
+    "patch-filters", "patch-cnn", "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
 ]  # fmt: skip
 
 
@@ -98,6 +100,7 @@ Partition = Annotated[Iid | FixedFraction | Dirichlet | Shards | Natural, Field(
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
+EMBEDDED = ("digits", "health-daily", "health-weekly")  # these have no files
 FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "test_fraction")
 
 
@@ -107,6 +110,7 @@ class Data(Section):
     name: DataName = "digits"
     path: str | None = None
     partition: Partition = Iid()
+    influence: bool = True  # of friends, in the health networks: false leaves it out
     # The rest describes a user's own data (name = "folder"). Bounds are public knowledge about
     # the columns; they are never taken from the data, because that would reveal its extremes.
     label: str | None = None
@@ -130,6 +134,15 @@ class Data(Section):
         return self
 
     @model_validator(mode="after")
+    def _friends_only_where_there_are(self) -> Data:
+        if not self.influence and not self.name.startswith("health-"):
+            raise ValueError(
+                f"data.influence = false: data.name = {self.name!r} has no friends; allowed: health-daily, "
+                "health-weekly"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _folder_keys_only_for_folders(self) -> Data:
         given = self.model_fields_set
         if self.name == "folder":
@@ -139,8 +152,10 @@ class Data(Section):
                         f"data.{key} is missing: data.name = 'folder' needs path, bounds and "
                         "classes (and label, for tables)"
                     )
-        elif self.name == "digits" and self.path is not None:
-            raise ValueError(f"data.path = {self.path!r}: data.name = 'digits' is embedded and has no path")
+        elif self.name in EMBEDDED and self.path is not None:
+            raise ValueError(
+                f"data.path = {self.path!r}: data.name = {self.name!r} is embedded and has no path"
+            )
         elif extra := [key for key in FOLDER_KEYS if key in given]:
             raise ValueError(
                 f"data.{extra[0]} is set, but only data.name = 'folder' takes it (data.name = {self.name!r})"
@@ -267,10 +282,10 @@ Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn, Field(discriminator="name")]
 PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
 # Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
 FUNCTIONAL_MODELS = {
-    "dpa": (("unit-linear", "random-features", "private-pca", "scattering"), "auto-encoder"),
-    "pcdbn": (("patch-filters",), "cdbn"),
+    "dpa": (("unit-linear", "random-features", "private-pca", "scattering"), ("auto-encoder", "dpah")),
+    "pcdbn": (("patch-filters",), ("cdbn", "cdbn-behaviour")),
 }
-PAPER_MODELS = ("auto-encoder", "cdbn")
+PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
 STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
 
 
@@ -431,7 +446,7 @@ class Experiment(Section):
         trainer, model, strategy = self.trainer, self.model, self.strategy
         if not isinstance(trainer, Dpa | Pcdbn):
             if (encoded := model.name in STATISTICS_MODELS) or model.name in PAPER_MODELS:
-                owner = next(t for t, (p, q) in FUNCTIONAL_MODELS.items() if model.name in (*p, q))
+                owner = next(t for t, (p, q) in FUNCTIONAL_MODELS.items() if model.name in p + q)
                 hint = "; for gradients: scattering-linear, patch-cnn" if encoded else ""
                 raise ValueError(
                     f"model.name = {model.name!r}: expected with trainer.name = {owner!r}, not "
@@ -444,18 +459,18 @@ class Experiment(Section):
                 )
             return
         proved, paper = FUNCTIONAL_MODELS[trainer.name]
-        if model.name not in (*proved, paper):
+        if model.name not in proved + paper:
             raise ValueError(
                 f"model.name = {model.name!r}: trainer.name = {trainer.name!r} fits {', '.join(proved)}, and "
-                f"as the paper has it, {paper}"
+                f"as its paper has it, {', '.join(paper)}"
             )
-        of_paper = model.name == paper
+        of_paper = model.name in paper
         for key in _PROVED_KEYS if of_paper else _PAPER_KEYS:
             field = type(trainer).model_fields.get(key)
             if field is not None and getattr(trainer, key) != field.default:
                 raise ValueError(
                     f"trainer.{key} is set, but model.name = {model.name!r} does not use it; "
-                    f"{'others' if of_paper else repr(paper)} would"
+                    f"{', '.join(proved if of_paper else paper)} would"
                 )
         if of_paper and trainer.perturb and not trainer.truncate:
             raise ValueError(
@@ -464,7 +479,8 @@ class Experiment(Section):
             )
         if strategy.name == "statistics" and of_paper:
             raise ValueError(
-                f"strategy.name = 'statistics': model.name = {paper!r} has none; allowed: {', '.join(proved)}"
+                f"strategy.name = 'statistics': model.name = {model.name!r} has none; allowed: "
+                f"{', '.join(proved)}"
             )
         if not of_paper and self.rounds <= model.learnt:
             raise ValueError(
@@ -544,6 +560,14 @@ class Experiment(Section):
             return "strategy.selection", self.strategy.selection
         private = self.trainer.name in PRIVATE_TRAINERS and getattr(self.trainer, "perturb", True)
         return ("trainer.name", self.trainer.name) if private else None
+
+    @property
+    def network(self) -> dict[str, Any]:
+        """What its network is built with: the model's own options, and what a trainer decides of it."""
+        trainer = self.trainer
+        if isinstance(trainer, Pcdbn) and self.model.name in PAPER_MODELS and trainer.truncate:
+            return {**self.model.options, "polynomial": approximation(trainer.approximation, trainer.degree)}
+        return self.model.options
 
     @property
     def private(self) -> bool:

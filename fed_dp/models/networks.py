@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fed_dp.errors import ModelError
+from fed_dp.mechanisms.functional import Approximation
 from fed_dp.models.encoders import (
     Compression,
     Encoded,
@@ -23,6 +24,7 @@ from fed_dp.models.encoders import (
     Scattered,
     pooled,
 )
+from fed_dp.models.paper import AutoEncoder, Cdbn
 
 Shape = tuple[int, ...]
 Options = Mapping[str, Any]
@@ -236,6 +238,30 @@ def _patch_cnn(shape: Shape, classes: int, filters: int = 12) -> nn.Module:
     )
 
 
+def _auto_encoder(shape: Shape, classes: int, hidden: int = 200, layers: int = 2) -> nn.Module:
+    return AutoEncoder(shape, classes, hidden, layers, behaviour=False)
+
+
+def _dpah(shape: Shape, classes: int, hidden: int = 200, layers: int = 2) -> nn.Module:
+    return AutoEncoder(shape, classes, hidden, layers, behaviour=True)
+
+
+def _cdbn(
+    shape: Shape,
+    classes: int,
+    filters: int = 32,
+    hidden: int = 1024,
+    polynomial: Approximation | None = None,
+) -> nn.Module:
+    return Cdbn(shape, classes, filters, hidden, behaviour=False, polynomial=polynomial)
+
+
+def _cdbn_behaviour(
+    shape: Shape, classes: int, filters: int = 10, polynomial: Approximation | None = None
+) -> nn.Module:
+    return Cdbn(shape, classes, filters, 0, behaviour=True, polynomial=polynomial)
+
+
 class OnFrozen(nn.Module):
     """A network on layers without parameters: a trainer passes its records through those once."""
 
@@ -263,7 +289,8 @@ class Shrunk(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the inputs, smaller."""
-        return x / self._root
+        smaller: Tensor = x / self._root
+        return smaller
 
 
 class BothSigns(nn.Module):
@@ -271,7 +298,8 @@ class BothSigns(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return twice as many channels."""
-        return torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
+        both: Tensor = torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
+        return both
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
@@ -288,6 +316,10 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "scattering-linear": _scattering_linear,
     "patch-filters": _patch_filters,
     "patch-cnn": _patch_cnn,
+    "auto-encoder": _auto_encoder,
+    "dpah": _dpah,
+    "cdbn": _cdbn,
+    "cdbn-behaviour": _cdbn_behaviour,
 }
 
 

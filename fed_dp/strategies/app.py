@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from fed_dp.accounting.statement import number
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment, from_run_config
+from fed_dp.experiment.release import banner
 from fed_dp.strategies.rounds import Observer, Silent, run_rounds
 from fed_dp.strategies.run_folder import Line, RunFolder, new_path
 
@@ -31,6 +32,8 @@ class PlainLines(Silent):
         self._say(
             f"{experiment.name}: {experiment.rounds} rounds, {experiment.nodes} clients{again}; {folder}"
         )
+        if words := banner(experiment):
+            self._say(words)
         self._rounds, self._budget = experiment.rounds, experiment.privacy.budget_epsilon
 
     def round_done(self, line: Line) -> None:

@@ -83,7 +83,7 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     members = federation(experiment)
     data = members.dataset
     network = (experiment.model.name, data.shape, data.classes)
-    options = experiment.model.options
+    options = experiment.network
     evaluator = Evaluator(*network, data.inputs(data.test), data.test.y, options)
     sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
     start = initial_weights(*network, seed=experiment.seed, options=options)
@@ -325,6 +325,7 @@ def _statement(
         budget_epsilon=budget.epsilon,
         sites_per_record=members.sites_per_record,
         smallest_site=min(map(len, members.parts)),
+        rounds=experiment.rounds,
         late=late,
         refused=refused,
     )

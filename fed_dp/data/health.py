@@ -1,0 +1,219 @@
+"""A generated health social network of the shape of YesiWell's, which is not public.
+
+As dPA and pCDBN describe theirs: 254 overweight or obese people, 30 attributes in three groups (behaviour,
+inbox messages by kind, biomarkers), 1,383 friendships, 2,766 messages, 11,458 competitions joined,
+300 days or 48 weeks; the label says whether a person exercises more at the next time point. It is
+seeded and therefore the same everywhere; nothing in it comes from anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp.data.dataset import DataSet, Floats, Records, identity
+
+Reals = NDArray[np.float64]
+PEOPLE, DAYS, WEEKS, FRIENDSHIPS, MESSAGES, COMPETITIONS = 254, 300, 48, 1383, 2766, 11_458
+WINDOW = 4  # time points in a record: three past, and now
+SEED = 2_010_10
+
+BEHAVIOUR = (
+    "competitions joined", "exercising days", "goals set", "goals achieved", "distance", "speed",
+)  # fmt: skip
+KINDS = (
+    "encouragement", "fitness", "followup", "competition", "games", "personal", "study protocol",
+    "progress report", "technique", "social network", "meetups", "goal", "wellness meter", "feedback",
+    "heckling", "explanation", "invitation", "notice", "technical fitness", "physical",
+)  # fmt: skip
+BIOMARKERS = ("wellness score", "bmi", "bmi slope", "wellness slope")
+ATTRIBUTES = BEHAVIOUR + KINDS + BIOMARKERS
+# Public bounds of each attribute: of a day (counts are of the last seven) and of a week.
+BOUNDS = np.array(
+    [(0, 7), (0, 7), (0, 3), (0, 3), (0, 12), (0, 8)]
+    + [(0, 3)] * len(KINDS)
+    + [(0, 100), (20, 50), (-0.5, 0.5), (-5, 5)],
+    np.float64,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """Who is friends with whom, and what happened: (people, time points, attributes), and influence.
+
+    `influence` is (1/|F_u|) Σ_{v ∈ F_u} ψ_t(v, u), ψ being the probability that v moves u at time t.
+    """
+
+    friends: NDArray[np.bool_]
+    attributes: Reals
+    influence: Reals
+    exercise: Reals  # what the label compares
+    messages: int
+    competitions: int
+
+
+def generate(*, weekly: bool) -> Network:
+    """Simulate the study day by day; weeks are summed up from days."""
+    rng = np.random.default_rng(SEED)
+    days = 7 * WEEKS
+    fitness = rng.normal(size=PEOPLE)
+    friends = _friendships(fitness, rng)
+    degree = np.maximum(friends.sum(1), 1)
+    sent = _messages(friends, days, rng)  # day, from, to, kind
+    joined = _spread_out(COMPETITIONS, np.exp(0.6 * fitness), days, rng)
+    encouraged = np.zeros((days, PEOPLE))
+    kinds = np.zeros((days, PEOPLE, len(KINDS)))
+    warmth = np.zeros((days, PEOPLE, PEOPLE))  # from, to: messages of the last week
+    for day, sender, receiver, kind in sent:
+        kinds[day, receiver, kind] += 1
+        encouraged[day, receiver] += kind in (0, 3, 11)  # encouragement, competition, goal
+        warmth[day : day + 7, sender, receiver] += 1
+    # Enthusiasm comes from outside, for a week and for a day; friends feel it a day and a week later.
+    keen = 0.7 * np.repeat(rng.normal(size=(WEEKS, PEOPLE)), 7, axis=0) + 0.7 * rng.normal(
+        size=(days, PEOPLE)
+    )
+    psi = 1 / (1 + np.exp(-(2.0 * keen[:, :, None] + 0.8 * warmth)))  # day, from, to
+    influence = np.where(friends.any(0), (psi * friends).sum(1) / degree, 0.5)
+    of_week = np.repeat(_by_week(influence), 7, axis=0)
+    push = np.zeros((days, PEOPLE))
+    push[1:] += 12.0 * (influence[:-1] - 0.5) + 0.8 * encouraged[:-1]
+    push[7:] += 12.0 * (of_week[:-7] - 0.5)
+    weekend = np.where(np.arange(days) % 7 >= 5, 0.5, 0.0)[:, None]
+    usual = 4.0 + 0.8 * fitness
+    noise = rng.normal(scale=0.6, size=(days, PEOPLE))
+    walked = np.clip(usual + 0.3 * keen + push + 0.5 * joined + weekend + noise, 0, 12)
+    attributes = _attributes(walked, joined, kinds, fitness, rng)
+    exercise = walked
+    if weekly:
+        attributes, influence, exercise = (
+            _by_week(attributes, last=True),
+            _by_week(influence),
+            _by_week(walked),
+        )
+        counts = _by_week(kinds) * 7
+        attributes[:, :, len(BEHAVIOUR) : len(BEHAVIOUR) + len(KINDS)] = counts
+        attributes[:, :, 4] = exercise
+    else:
+        attributes, influence, exercise = (a[:DAYS] for a in (attributes, influence, walked))
+    return Network(
+        friends,
+        attributes.swapaxes(0, 1),
+        influence.T.copy(),
+        exercise.T.copy(),
+        len(sent),
+        int(joined.sum()),
+    )
+
+
+def _friendships(fitness: Reals, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Draw friendships: like meets like, and some people meet many."""
+    popular = rng.gamma(1.5, size=PEOPLE)
+    first, second = np.triu_indices(PEOPLE, 1)
+    weight = popular[first] * popular[second] * np.exp(-np.abs(fitness[first] - fitness[second]))
+    chosen = rng.choice(len(first), FRIENDSHIPS, replace=False, p=weight / weight.sum())
+    friends = np.zeros((PEOPLE, PEOPLE), bool)
+    friends[first[chosen], second[chosen]] = True
+    return friends | friends.T
+
+
+def _messages(friends: NDArray[np.bool_], days: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    senders, receivers = np.nonzero(friends)
+    pair = rng.integers(len(senders), size=MESSAGES)
+    common = 1 / (1 + np.arange(len(KINDS)))
+    kind = rng.choice(len(KINDS), MESSAGES, p=common / common.sum())
+    return np.stack([rng.integers(days, size=MESSAGES), senders[pair], receivers[pair], kind], axis=1)
+
+
+def _spread_out(count: int, weight: Reals, days: int, rng: np.random.Generator) -> Reals:
+    """Return how often each person did something on each day, `count` times in all."""
+    who = rng.choice(PEOPLE, count, p=weight / weight.sum())
+    happened = np.zeros((days, PEOPLE))
+    np.add.at(happened, (rng.integers(days, size=count), who), 1)
+    return happened
+
+
+def _attributes(
+    walked: Reals, joined: Reals, kinds: Reals, fitness: Reals, rng: np.random.Generator
+) -> Reals:
+    days = len(walked)
+    recent = np.stack([walked[max(0, day - 6) : day + 1].mean(0) for day in range(days)])
+    week = [slice(max(0, day - 6), day + 1) for day in range(days)]
+    goals = rng.binomial(3, 0.3, size=walked.shape) * (np.arange(days) % 7 == 0)[:, None]
+    achieved = np.minimum(goals, rng.binomial(3, np.clip(recent / 8, 0, 1)))
+    bmi = 31 + 3 * rng.normal(size=PEOPLE) - 1.5 * fitness - 0.3 * np.cumsum(recent - recent.mean(0), 0) / 30
+    wellness = np.clip(100 - 3 * (bmi - 22) + 5 * (recent - 3), 0, 100)
+    columns = [
+        np.stack([joined[w].sum(0) for w in week]),
+        np.stack([(walked[w] > 2.5).sum(0) for w in week]),
+        np.stack([goals[w].max(0) for w in week]),
+        np.stack([achieved[w].max(0) for w in week]),
+        walked,
+        np.clip(3.5 + 0.5 * fitness + rng.normal(scale=0.3, size=walked.shape), 0, 8),
+    ]
+    columns += [np.stack([kinds[w, :, k].sum(0) for w in week]) for k in range(len(KINDS))]
+    columns += [wellness, bmi, np.gradient(bmi, axis=0), np.gradient(wellness, axis=0)]
+    return np.stack(columns, axis=2)
+
+
+def _by_week(values: Reals, *, last: bool = False) -> Reals:
+    """Return means of weeks, or each week's last day."""
+    weeks = values.reshape(WEEKS, 7, *values.shape[1:])
+    return np.asarray(weeks[:, -1] if last else weeks.mean(1)).copy()
+
+
+def windows(
+    attributes: Reals, influence: Reals, exercise: Reals, bounds: Reals
+) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]]:
+    """Yield of each person all records, labels and time points: (1, WINDOW + 1, d), now last but one.
+
+    The last row's first number is the influence of friends. Label: more exercise at the next time point.
+    """
+    low, high = bounds.T
+    scaled = (2 * (np.clip(attributes, low, high) - low) / (high - low) - 1).astype(np.float32)
+    for own, moved, done in zip(scaled, influence, exercise, strict=True):
+        now = np.arange(WINDOW - 1, len(own) - 1)
+        rows = np.zeros((len(now), 1, WINDOW + 1, own.shape[1]), np.float32)
+        for back in range(WINDOW):
+            rows[:, 0, WINDOW - 1 - back] = own[now - back]
+        rows[:, 0, WINDOW, 0] = moved[now]
+        yield rows, (done[now + 1] > done[now]).astype(np.int64), now
+
+
+NOTES = (
+    "a record is one person at one time point with three time points before: a day is in up to four records "
+    "of its person, and shows in those of friends through their influence; ε is of a record, not of a person",
+)
+
+
+def health_network(*, weekly: bool) -> DataSet:
+    """Return the records of everybody; the last fifth of the time is the test set."""
+    network = generate(weekly=weekly)
+    parts = list(windows(network.attributes, network.influence, network.exercise, BOUNDS))
+    x = np.concatenate([rows for rows, _, _ in parts])
+    y = np.concatenate([labels for _, labels, _ in parts])
+    owner = np.repeat([f"{person:03d}" for person in range(PEOPLE)], [len(labels) for _, labels, _ in parts])
+    test = np.concatenate([now >= 0.8 * (now[-1] + 1) for _, _, now in parts])
+    name = "health-weekly" if weekly else "health-daily"
+    return DataSet(
+        name,
+        Records(x[~test], y[~test], owner[~test]),
+        Records(x[test], y[test], owner[test]),
+        2,
+        *identity(),
+        notes=("generated: a health social network of the shape of YesiWell's", *NOTES),
+    )
+
+
+def without_influence(data: DataSet) -> DataSet:
+    """Return the same records with friends left out."""
+
+    def alone(records: Records) -> Records:
+        x = records.x.copy()
+        x[:, :, WINDOW] = 0
+        return Records(x, records.y, records.owner)
+
+    notes = (*data.notes, "the influence of friends is left out")
+    return replace(data, train=alone(data.train), test=alone(data.test), notes=notes)
