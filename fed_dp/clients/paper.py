@@ -55,7 +55,7 @@ class PaperTrainer:
         net.load(weights)
         network.train()
         self._records = len(site.y)
-        self._noise = SimulationNoise(seeds.generator(site.seed, "coefficient noise", site.client))
+        self._place = site
         place = (site.round, site.client)
         with torch.random.fork_rng(devices=[]):  # of dropout
             torch.manual_seed(seeds.integer(site.seed, "dropout", *place))
@@ -80,7 +80,7 @@ class PaperTrainer:
         tied = network.tied[layer]
         inputs, hidden = tied.shape
         linear, square = self._pair(
-            (inputs, hidden), (hidden, hidden), auto_encoder_sensitivity(inputs, hidden)
+            layer, (inputs, hidden), (hidden, hidden), auto_encoder_sensitivity(inputs, hidden)
         )
         chosen = [tied]
         if layer == 0 and network.behaviour:
@@ -111,7 +111,7 @@ class PaperTrainer:
             if polynomial
             else 1.0
         )
-        of_filters, rest = self._pair(tuple(crbm.filters.shape[1:]), (2,), sensitivity)
+        of_filters, rest = self._pair(layer, tuple(crbm.filters.shape[1:]), (2,), sensitivity)
 
         def energy(v: Tensor, beside: Tensor | None) -> Tensor:
             total = crbm.total(v, beside)
@@ -136,7 +136,8 @@ class PaperTrainer:
     def _head(self, network: AutoEncoder | Cdbn) -> Objective:
         """Cross-entropy (Eq. 8), truncated (Eq. 14), coefficients perturbed; for each logistic output."""
         hidden, count = network.head.shape
-        linear, square = self._pair((count, hidden), (hidden, hidden), head_sensitivity(hidden, count))
+        sensitivity = head_sensitivity(hidden, count)
+        linear, square = self._pair(self._depth, (count, hidden), (hidden, hidden), sensitivity)
 
         def objective(x: Tensor, y: Tensor) -> Tensor:
             target = y[:, None].float() if count == 1 else functional.one_hot(y, count).float()
@@ -155,13 +156,15 @@ class PaperTrainer:
     # ------------------------------------------------------------------------------------ noise
 
     def _pair(
-        self, first: tuple[int, ...], second: tuple[int, ...], sensitivity: float
+        self, layer: int, first: tuple[int, ...], second: tuple[int, ...], sensitivity: float
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Draw the noise of an objective's two kinds of coefficients."""
+        """Return the noise of a layer's two kinds of coefficients, the same in every round."""
         if self._share is None:
             return None, None
+        site = self._place
+        noise = SimulationNoise(seeds.generator(site.seed, "coefficient noise", site.client, layer))
         each = (
-            coefficient_noise(shape, sensitivity=sensitivity, epsilon=self._share, noise=self._noise)
+            coefficient_noise(shape, sensitivity=sensitivity, epsilon=self._share, noise=noise)
             for shape in (first, second)
         )
         one, two = (torch.from_numpy(drawn.astype(np.float32)).to(self._net.device) for drawn in each)

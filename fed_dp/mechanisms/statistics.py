@@ -22,7 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dp.mechanisms.laplace import check, finite
+from fed_dp.mechanisms.laplace import check
 from fed_dp.mechanisms.noise import Noise, Reals
 
 Exact = NDArray[np.float64]
@@ -278,7 +278,7 @@ def principal(matrix: Reals) -> tuple[Exact, Exact]:
 
 def _clipped(rows: Reals) -> Exact:
     """Return rows of norm at most 1; what is no number counts as 0."""
-    exact = np.clip(finite(rows).astype(np.float64), -1e100, 1e100)
+    exact = np.clip(np.nan_to_num(rows.astype(np.float64)), -1e100, 1e100)
     norms = np.linalg.norm(exact, axis=1, keepdims=True)
     return np.asarray(exact * (_BELOW_ONE / np.maximum(norms, 1)))
 
