@@ -34,7 +34,7 @@ def log_probabilities(logits: Tensor) -> Tensor:
     """Return log-probabilities of all classes from logistic outputs."""
     if logits.shape[1] == 1:
         return functional.logsigmoid(torch.cat([-logits, logits], dim=1))
-    return functional.log_softmax(logits, dim=1)
+    return functional.log_softmax(functional.logsigmoid(logits), dim=1)
 
 
 class AutoEncoder(nn.Module):

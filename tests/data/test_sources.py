@@ -17,6 +17,9 @@ SHAPES = {  # training records, test records, shape, classes, natural clients
     "adult": (32_561, 16_281, (111,), 2, None),
     "heart": (738, 182, (31,), 2, 4),
     "lifesnaps": (3852, 854, (31,), 2, 70),
+    "lifesnaps-windows": (3642, 854, (1, 5, 31), 2, 70),
+    "health-daily": (60_198, 14_986, (1, 5, 30), 2, 254),
+    "health-weekly": (8_890, 2_286, (1, 5, 30), 2, 254),
 }
 
 

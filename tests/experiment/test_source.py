@@ -28,6 +28,8 @@ PRIVATE = ["trainer.name=psgd", "privacy.budget_epsilon=2", "privacy.delta=1e-5"
 SPARSE = [*DSSGD, "strategy.selection=sparse_vector", "privacy.budget_epsilon=1"]
 MASK = [*DSSGD, "strategy.selection=random_mask"]
 BUDGET = ["privacy.budget_epsilon=1", "privacy.delta=1e-5"]
+DPA = ["trainer.name=dpa", "model.name=scattering"]
+PAPER = ["trainer.name=dpa", "model.name=auto-encoder", "privacy.budget_epsilon=1"]
 
 
 def made(*settings: str) -> Experiment:
@@ -118,6 +120,36 @@ def made(*settings: str) -> Experiment:
         ),
         (["trainer.update_fraction=0"], ["trainer.update_fraction = 0"]),
         (["strategy.name=centralised", "clients.fraction=0.5"], ["clients.fraction = 0.5", "1.0"]),
+        (["model.gamma=2"], ["model.gamma = 2", "'small-mlp' takes none"]),
+        (["model.name=scattering", "model.filters=2"], ["model.filters = 2", "takes components, whitening"]),
+        (["model.name=scattering"], ["model.name = 'scattering'", "'dpa', not 'sgd'", "scattering-linear"]),
+        (["model.name=cdbn"], ["model.name = 'cdbn'", "'pcdbn', not 'sgd'"]),
+        (["strategy.name=statistics"], ["'statistics'", "'sgd' has no statistics", "dpa, pcdbn"]),
+        ([*DPA, "model.name=small-mlp"], ["model.name = 'small-mlp'", "unit-linear", "auto-encoder"]),
+        ([*DPA, "model.name=patch-filters"], ["model.name = 'patch-filters'", "'dpa' fits"]),
+        ([*DPA], ["privacy.budget_epsilon is missing", "'dpa'"]),
+        ([*DPA, *BUDGET, "rounds=1"], ["rounds = 1", "2 stages"]),
+        ([*DPA, *BUDGET, "trainer.truncate=false"], ["trainer.truncate is set", "auto-encoder"]),
+        ([*DPA, *BUDGET, "trainer.encoder_share=0.5"], ["trainer.encoder_share = 0.5", "less than 0.3"]),
+        ([*DPA, *BUDGET, "privacy.variant=paper"], ["privacy.variant = 'paper'", "'scattering'", "'proved'"]),
+        ([*DPA, *BUDGET, "trainer.perturb=false"], ["trainer.perturb = false", "no privacy key"]),
+        (
+            [*DPA, *BUDGET, *DSSGD, "strategy.download_fraction=0.5"],
+            ["the same at all sites", "strategy.download_fraction = 1.0"],
+        ),
+        (
+            [*DPA, *BUDGET, *DSSGD, "strategy.exchange=asynchronous"],
+            ["the same at all sites", "'round_robin', 'random_order' or 'parallel'"],
+        ),
+        ([*DPA, "trainer.approximation=taylor"], ["trainer.approximation", "only 'pcdbn' has it"]),
+        ([*PAPER], ["privacy.variant = 'proved'", "only claimed"]),
+        ([*PAPER, "privacy.variant=paper", "privacy.delta=1e-5"], ["privacy.delta", "Laplace"]),
+        ([*PAPER, "privacy.variant=paper", "trainer.ridge=2"], ["trainer.ridge is set", "scattering"]),
+        ([*PAPER, "privacy.variant=paper", "trainer.truncate=false"], ["no finite number of coefficients"]),
+        ([*PAPER, "privacy.variant=paper", "privacy.noise_source=secure"], ["for simulation alone"]),
+        ([*PAPER, "privacy.variant=paper", "strategy.name=statistics"], ["'auto-encoder' has none"]),
+        (["data.influence=false"], ["data.influence = false", "'digits' has no friends", "health-daily"]),
+        (["data.name=health-daily", "data.path=x"], ["data.path", "'health-daily' is embedded"]),
     ],
 )
 def test_a_mistake_is_one_line_naming_key_value_and_what_is_allowed(
