@@ -40,6 +40,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "scattering": ("components", "whitening"),
     "scattering-linear": (),
     "patch-filters": ("filters", "components", "whitening", "layers"),
+    "patch-behaviour": ("filters",),
     "patch-cnn": ("filters",),
     "auto-encoder": ("hidden", "layers"),
     "dpah": ("hidden", "layers"),
@@ -49,7 +50,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 ModelName = Literal[
     "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
     "unit-linear", "random-features", "private-pca", "scattering", "scattering-linear",
-    "patch-filters", "patch-cnn", "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
+    "patch-filters", "patch-behaviour", "patch-cnn", "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
 ]  # fmt: skip
 
 
@@ -196,7 +197,12 @@ class Model(Section):
     def learnt(self) -> int:
         """How many layers of its encoder are learnt from released moments, one release each."""
         layers = self.layers or 1
-        return {"private-pca": layers, "scattering": 1, "patch-filters": layers + 1}.get(self.name, 0)
+        return {
+            "private-pca": layers,
+            "scattering": 1,
+            "patch-filters": layers + 1,
+            "patch-behaviour": 1,
+        }.get(self.name, 0)
 
 
 class Clients(Section):
@@ -283,7 +289,7 @@ PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
 # Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
 FUNCTIONAL_MODELS = {
     "dpa": (("unit-linear", "random-features", "private-pca", "scattering"), ("auto-encoder", "dpah")),
-    "pcdbn": (("patch-filters",), ("cdbn", "cdbn-behaviour")),
+    "pcdbn": (("patch-filters", "patch-behaviour"), ("cdbn", "cdbn-behaviour")),
 }
 PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
 STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)

@@ -252,6 +252,22 @@ class PatchFilters(Learnt):
         return torch.from_numpy(bank.reshape(self._filters, self._channels, self._side, self._side))
 
 
+class BehaviourFilters(PatchFilters):
+    """Patch filters over the time points of a record of behaviour, with what happens now beside them.
+
+    In place of dynamic biases: the attributes of now and the influence of friends join the features.
+    """
+
+    def seen(self, x: Tensor) -> Tensor:
+        """Return patches of the time points alone."""
+        return super().seen(x[:, :, :-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return pooled responses, attributes and influence, each part of norm about 1."""
+        maps = super().forward(x[:, :, :-1]).flatten(1)
+        return torch.cat([unit(maps), unit(x[:, 0, -2]), 2 * x[:, 0, -1, :1] - 1], dim=1)
+
+
 def pooled(size: int, pool: int) -> int:
     """Return the side of a map after pooling."""
     return -(-size // pool)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from fed_dp.errors import ModelError
 from fed_dp.mechanisms.functional import Approximation
 from fed_dp.models.encoders import (
+    BehaviourFilters,
     Compression,
     Encoded,
     PatchFilters,
@@ -24,7 +25,7 @@ from fed_dp.models.encoders import (
     Scattered,
     pooled,
 )
-from fed_dp.models.paper import AutoEncoder, Cdbn
+from fed_dp.models.paper import AutoEncoder, Cdbn, attributes_of
 
 Shape = tuple[int, ...]
 Options = Mapping[str, Any]
@@ -225,6 +226,14 @@ def _patch_filters(
     return Encoded([*parts[:-1], nn.Flatten(2), parts[-1]], count, classes)
 
 
+def _patch_behaviour(shape: Shape, classes: int, filters: int = 6) -> nn.Module:
+    """Build patch filters, pooled by 4, beside the attributes of now and friends."""
+    rows, attributes = attributes_of(shape)
+    layer = BehaviourFilters(1, 3, filters, 4)
+    features = 2 * filters * pooled(rows, 4) * pooled(attributes, 4) + attributes + 1
+    return Encoded([layer], features, classes)
+
+
 def _patch_cnn(shape: Shape, classes: int, filters: int = 12) -> nn.Module:
     """Build the layers of patch-filters, trainable, for gradient methods."""
     channels, height, width = _image("patch-cnn", shape, at_least=4)
@@ -315,6 +324,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "scattering": _scattering,
     "scattering-linear": _scattering_linear,
     "patch-filters": _patch_filters,
+    "patch-behaviour": _patch_behaviour,
     "patch-cnn": _patch_cnn,
     "auto-encoder": _auto_encoder,
     "dpah": _dpah,

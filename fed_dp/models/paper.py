@@ -49,7 +49,7 @@ class AutoEncoder(nn.Module):
         self, shape: tuple[int, ...], classes: int, hidden: int, layers: int, *, behaviour: bool
     ) -> None:
         super().__init__()
-        self.behaviour = _attributes(shape) if behaviour else None
+        self.behaviour = attributes_of(shape) if behaviour else None
         sizes = [self.behaviour[1] if self.behaviour else math.prod(shape), *[hidden] * layers]
         self.tied = nn.ParameterList(_spread(a, b) for a, b in pairwise(sizes))
         if self.behaviour:
@@ -157,7 +157,7 @@ class Cdbn(nn.Module):
         polynomial: Approximation | None,
     ) -> None:
         super().__init__()
-        self.behaviour = _attributes(shape) if behaviour else None
+        self.behaviour = attributes_of(shape) if behaviour else None
         self.polynomial = polynomial  # in place of the layers' sigmoid
         if self.behaviour:
             (height, width), channels = self.behaviour, 1
@@ -216,7 +216,7 @@ def _spread(inputs: int, hidden: int) -> Tensor:
     return torch.empty(inputs, hidden).uniform_(-bound, bound)
 
 
-def _attributes(shape: tuple[int, ...]) -> Size:
+def attributes_of(shape: tuple[int, ...]) -> Size:
     """Return how many rows of how many attributes a record of behaviour has."""
     if len(shape) != 3 or shape[0] != 1 or shape[1] < 3:
         raise ModelError(
