@@ -167,7 +167,7 @@ class MapMoments:
         return np.concatenate([u.sum(0).ravel(), *triangles])
 
     def unpack(self, vector: Reals) -> tuple[Exact, Exact, Exact]:
-        """Return the mean map and the centred second moments of channels and positions, projected to PSD.
+        """Return the mean map and the centred second moments of channels and positions, noisy as they are.
 
         `vector` is a mean over records.
         """
@@ -178,8 +178,8 @@ class MapMoments:
         for side in self._sides:
             parts.append(_symmetric(triangles[: _triangle(side)]))
             triangles = triangles[_triangle(side) :]
-        positions = positive(parts[-1] - mean.T @ mean)
-        channels = positive(parts[0] - mean @ mean.T) if self.channels > 1 else np.ones((1, 1))
+        positions = parts[-1] - mean.T @ mean
+        channels = parts[0] - mean @ mean.T if self.channels > 1 else np.ones((1, 1))
         return mean, channels, positions
 
 
@@ -220,8 +220,8 @@ class PatchMoments:
         return np.asarray(_pack(v.T @ v) / records.shape[1])
 
     def unpack(self, vector: Reals) -> Exact:
-        """Return the second moments, projected to PSD."""
-        return positive(_symmetric(np.asarray(vector, np.float64)))
+        """Return the second moments, noisy as they are."""
+        return _symmetric(np.asarray(vector, np.float64))
 
 
 def release(
@@ -269,11 +269,15 @@ def minimiser(gram: Reals, cross: Reals, *, ridge: float) -> Exact:
 
 
 def principal(matrix: Reals) -> tuple[Exact, Exact]:
-    """Return eigenvalues, largest first, and eigenvectors with a fixed sign, so that all sites agree."""
+    """Return eigenvalues, largest first and none below 0, and eigenvectors with a fixed sign.
+
+    All sites must come to the same vectors. So a matrix that noise has made indefinite is not projected
+    first: that would leave its negative directions all alike, to be told apart by rounding alone.
+    """
     values, vectors = np.linalg.eigh(np.asarray(matrix, np.float64))
     values, vectors = values[::-1], vectors[:, ::-1]
     anchor = np.sin(1 + np.arange(len(values)))  # no direction that eigenvectors are orthogonal to
-    return values.copy(), vectors * np.where(anchor @ vectors < 0, -1.0, 1.0)
+    return np.maximum(values, 0), vectors * np.where(anchor @ vectors < 0, -1.0, 1.0)
 
 
 def _clipped(rows: Reals) -> Exact:

@@ -32,10 +32,27 @@ NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
 
 
 class Learnt(nn.Module):
-    """A layer that is learnt from one statistic of its inputs."""
+    """A layer that is learnt from one statistic of its inputs.
+
+    What `derived` makes of the moments is made anew only when they have changed.
+    """
 
     statistic: Statistic
     moments: nn.Parameter
+    _made: tuple[Tensor, tuple[Tensor, ...]] | None = None
+
+    def made(self) -> tuple[Tensor, ...]:
+        """Return what the moments come to, on the layer's device."""
+        moments = self.moments.detach()
+        if self._made is None or not torch.equal(self._made[0], moments):
+            found = self.derived(moments.cpu().numpy())
+            parts = tuple(torch.from_numpy(part.astype(np.float32)).to(moments.device) for part in found)
+            self._made = moments.clone(), parts
+        return self._made[1]
+
+    def derived(self, moments: Reals) -> tuple[Reals, ...]:
+        """Compute what `forward` needs of the moments."""
+        raise NotImplementedError
 
     def seen(self, x: Tensor) -> Tensor:
         """Return what the statistic is taken of."""
@@ -165,10 +182,11 @@ class Compression(Learnt):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the components."""
-        mean, axes = self._axes(self.moments.detach().cpu().numpy())
-        return (self.seen(x) - mean.to(x)) @ axes.to(x)
+        mean, axes = self.made()
+        return (self.seen(x) - mean) @ axes
 
-    def _axes(self, moments: Reals) -> tuple[Tensor, Tensor]:
+    def derived(self, moments: Reals) -> tuple[Reals, ...]:
+        """Return the mean map and the scaled directions."""
         mean, channels, positions = self.statistic.unpack(moments)
         (over, across), (under, along) = principal(channels), principal(positions)
         variance = np.outer(over, under) / max(over.sum(), 1e-300)
@@ -178,8 +196,7 @@ class Compression(Learnt):
         chosen = variance[i, j]
         floor = max(float(chosen.max()) * 1e-6, 1e-30)
         scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
-        found = (mean.ravel()[None], products * (scale / scale.max()))
-        return tuple(torch.from_numpy(part.astype(np.float32)) for part in found)  # type: ignore[return-value]
+        return mean.ravel()[None], products * (scale / scale.max())
 
 
 class RandomFeatures(nn.Module):
@@ -234,7 +251,7 @@ class PatchFilters(Learnt):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the pooled responses, 2 · filters channels."""
-        bank = self._bank(self.moments.detach().cpu().numpy()).to(x)
+        [bank] = self.made()
         padded = self._padded(x)
         numbers = self.box.numel()
         total = functional.conv2d(padded, self.box)
@@ -244,12 +261,13 @@ class PatchFilters(Learnt):
         both = torch.cat([functional.relu(responses), functional.relu(-responses)], dim=1)
         return functional.avg_pool2d(both, self._pool, ceil_mode=True)
 
-    def _bank(self, moments: Reals) -> Tensor:
+    def derived(self, moments: Reals) -> tuple[Reals, ...]:
+        """Return the filters."""
         second = self.statistic.unpack(moments)
         centre = np.eye(len(second)) - 1 / len(second)  # noise gives patches a mean again
         _, vectors = principal(centre @ second @ centre)
-        bank = (centre @ vectors[:, : self._filters]).T.astype(np.float32)
-        return torch.from_numpy(bank.reshape(self._filters, self._channels, self._side, self._side))
+        bank = (centre @ vectors[:, : self._filters]).T
+        return (bank.reshape(self._filters, self._channels, self._side, self._side),)
 
 
 class BehaviourFilters(PatchFilters):

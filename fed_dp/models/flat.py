@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from sklearn.metrics import roc_auc_score
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from fed_dp import seeds
@@ -74,6 +75,7 @@ def use_one_thread() -> None:
     """Let this process compute on one thread; clients get their parallelism from processes."""
     if torch.get_num_threads() != 1:
         torch.set_num_threads(1)
+        threadpool_limits(1)  # NumPy's linear algebra has threads of its own
 
 
 def initial_weights(

@@ -169,7 +169,7 @@ def test_patch_filters_find_what_patches_are_made_of() -> None:
         assert float(seen.norm(dim=2).max()) <= 1 + 1e-5
         total = release(layer.statistic, [(seen.numpy(), np.zeros(40, int))], None, None)
         layer.moments.copy_(torch.from_numpy((total / 40).astype(np.float32)))
-        bank = layer._bank(layer.moments.numpy()).numpy()
+        bank = layer.made()[0].numpy()
         out = layer(stripes)
     assert out.shape == (40, 4, 3, 3)
     assert float(out.max()) <= 1
