@@ -95,6 +95,7 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 <h2>Test accuracy by round</h2>
 {_curves(lines)}
 {_by_epsilon(results)}
+{_epsilon_by_round(results)}
 <h2>What privacy it cost</h2>
 {statements or "<p>No run was private.</p>"}
 <p><small>Drawn from metrics.jsonl and summary.json beside this page. Experiment digests:
@@ -165,6 +166,22 @@ def _by_epsilon(results: Mapping[str, Summary]) -> str:
         panels[0].set(ylabel="test accuracy")
         panels[-1].legend(fontsize=8)
     return f"<h2>Test accuracy by ε</h2>\n{drawn()}"
+
+
+def _epsilon_by_round(results: Mapping[str, Summary]) -> str:
+    """Return what had been spent after each round: flat where a release serves all later rounds."""
+    private = {variant: s["epsilon_by_round"] for variant, s in results.items() if s["epsilon_by_round"]}
+    if not private:
+        return ""
+    with _figure() as (figure, drawn):
+        axes = figure.subplots()
+        for variant, spent in private.items():
+            axes.plot(range(1, len(spent) + 1), spent, marker="o", markersize=3, label=variant)
+        axes.set(xlabel="round", ylabel="ε spent by the dearest site")
+        axes.set_yscale("log" if max(map(max, private.values())) > 100 else "linear")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8, ncols=1 + len(private) // 12)
+    return f"<h2>ε by round</h2>\n{drawn()}"
 
 
 @contextmanager

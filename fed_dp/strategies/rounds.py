@@ -281,6 +281,7 @@ def _summary(
         "staleness": _all_staleness(lines),
         "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
+        "epsilon_by_round": [line["epsilon"]["max"] for line in lines if line["epsilon"]],
         "versions": {package: version(package) for package in ("flwr", "torch", "opacus")},
     }
     if "auc" in scored[-1]:

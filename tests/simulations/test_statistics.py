@@ -14,6 +14,7 @@ from fed_dp.clients import app as client_app
 from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
+from fed_dp.simulations.study import run_study
 from fed_dp.strategies.app import PlainLines
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import LEDGERS, RunFolder
@@ -61,8 +62,12 @@ def test_epsilon_stays_flat_over_free_rounds_while_that_of_others_grows(
     strategy: dict[str, Any], tmp_path: Path
 ) -> None:
     def spent(given: Experiment) -> list[float]:
-        path, _ = run(given, tmp_path / given.trainer.name / given.strategy.name)
-        return [line["epsilon"]["max"] for line in RunFolder(path).lines()]
+        path, summary = run_study(
+            given.name, {"x": given}, observe=Silent, engine="in-process", root=tmp_path / given.trainer.name
+        )
+        assert "<h2>ε by round</h2>" in (path / "report.html").read_text()
+        assert summary["epsilon_by_round"] == [line["epsilon"]["max"] for line in RunFolder(path).lines()]
+        return list(summary["epsilon_by_round"])
 
     flat = spent(experiment("private-pca", strategy=strategy, rounds=6))
     assert flat[0] < flat[1] == flat[-1] == pytest.approx(4.0)
