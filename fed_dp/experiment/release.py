@@ -127,7 +127,7 @@ def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> 
     shares = [config.encoder_share] * learnt + [1 - config.encoder_share * learnt]
     stages: tuple[Release, ...]
     if budget.delta:
-        one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta)
+        one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta) * (1 + 1e-11)  # for rounding
         stages = tuple(Gaussian(max(one / math.sqrt(share), LEAST_NOISE)) for share in shares)
     else:
         stages = tuple(Laplace(budget.epsilon * share) for share in shares)
