@@ -7,7 +7,7 @@ sends the same bytes again and costs nothing. An older copy put back in place is
 
 site    name, identity, budget (sealed), number and seal of the last entry
 entry   one charge each, chained by seals
-outbox  the last upload of each experiment, as it was sent
+outbox  the last upload of each experiment, as it was sent, and the statistic of each of its stages
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ CREATE TABLE site (name TEXT PRIMARY KEY, identity TEXT NOT NULL, epsilon REAL N
                    delta REAL NOT NULL, number INTEGER NOT NULL, seal TEXT NOT NULL);
 CREATE TABLE entry (site TEXT NOT NULL, number INTEGER NOT NULL, content TEXT NOT NULL,
                     PRIMARY KEY (site, number));
-CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, question TEXT NOT NULL,
-                     seal TEXT NOT NULL, body BLOB NOT NULL, PRIMARY KEY (site, experiment));
+CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, slot TEXT NOT NULL,
+                     question TEXT NOT NULL, seal TEXT NOT NULL, body BLOB NOT NULL,
+                     PRIMARY KEY (site, experiment, slot));
 """
 PATIENCE = 30.0  # seconds to wait for another process that is charging
 
@@ -81,16 +82,16 @@ class Ledger:
             )
         return after
 
-    def keep(self, account: Account, *, experiment: str, question: str, body: bytes) -> None:
-        """Keep what is about to be sent, in place of what this experiment sent before."""
+    def keep(self, account: Account, *, experiment: str, question: str, body: bytes, slot: str = "") -> None:
+        """Keep what is about to be sent, in place of what this experiment had in the slot before."""
         with self._open() as db, _transaction(db):
             db.execute(
-                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?)",
-                (account.site, experiment, question, _seal(account, question, body), body),
+                "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
+                (account.site, experiment, slot, question, _seal(account, question, body), body),
             )
 
     def kept(self, *, experiment: str, question: str, known: str | None = None) -> bytes | None:
-        """Return what was sent in answer to this very question, if it was the experiment's last."""
+        """Return what was sent in answer to this very question, if it was the last of its slot."""
         with self._open() as db, _transaction(db, "DEFERRED"):
             account, _ = self._read(db, known)
             found = db.execute(

@@ -33,7 +33,7 @@ class Statement:
     sites_per_record: int
     warnings: tuple[str, ...] = ()
     rounds: int = 0
-    rounds_charged: int = 0  # of the dearest site
+    rounds_free: int = 0  # because everything in them is computed from what was released before
 
     def tables(self) -> dict[str, Any]:
         """Return the statement as plain tables."""
@@ -49,9 +49,9 @@ class Statement:
     def parts(self) -> str:
         """What smaller parts of the run cost: less than it, and no measure of it."""
         one = f"one round alone: ε = {number(self.epsilon_per_round)}"
-        if self.rounds_charged < self.rounds:
+        if self.rounds_free:
             return (
-                f"a site pays in {self.rounds_charged} of {self.rounds} rounds, at most ε = "
+                f"a site pays in {self.rounds - self.rounds_free} of {self.rounds} rounds, at most ε = "
                 f"{number(self.epsilon_per_round)} in one; the others are free"
             )
         if self.epsilon_per_parameter is None:
@@ -142,8 +142,14 @@ def statement(
         sites_per_record=sites_per_record,
         warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status),
         rounds=rounds,
-        rounds_charged=max(len({event.round for event in events}) for events in events_by_site.values()),
+        rounds_free=_free(everything, events_by_site, rounds),
     )
+
+
+def _free(everything: Sequence[Event], events_by_site: Mapping[int, Sequence[Event]], rounds: int) -> int:
+    if any(event.guarantee != "statistics" for event in everything):
+        return 0
+    return rounds - max(len({event.round for event in events}) for events in events_by_site.values())
 
 
 def _scope(unit: str, sites_per_record: int, dearest: float) -> str:

@@ -101,7 +101,13 @@ class SiteBooks:
 
     def keep(self, account: Account, question: Question, answer: Answer) -> None:
         """Put it into the outbox."""
-        self.ledger.keep(account, experiment=self.experiment, question=question.identity, body=answer.pack())
+        self.ledger.keep(
+            account,
+            experiment=self.experiment,
+            question=question.identity,
+            body=answer.pack(),
+            slot=f"stage {question.turn}" if question.lasting else "",
+        )
 
 
 @dataclass(slots=True)

@@ -37,6 +37,7 @@ class PaperTrainer:
 
     `epsilon` is the whole budget; each layer and the head get an equal share of it, where the papers
     give each of them the whole and call the whole ε. None: no noise. Optimiser: Adam, on batches.
+    With `as_printed`, an auto-encoder normalises by the records' own bounds (Eq. 13), which no noise hides.
     """
 
     def __init__(

@@ -32,14 +32,21 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
             config,
             net,
             epsilon=experiment.privacy.budget_epsilon,
-            as_printed=experiment.privacy.variant == "paper_as_printed",
+            as_printed=experiment.privacy.variant == "paper_as_printed" or not config.perturb,
         ), net
     if isinstance(config, Dpa | Pcdbn):
         return StatisticsTrainer(
             config,
             net,
             stages=None if agreed is None else agreed.stages,
-            sites=experiment.clients.count if experiment.strategy.name in ("averaging", "dssgd") else 1,
+            sites=_together(experiment),
             sends_statistics=experiment.strategy.name == "statistics",
         ), net
     return SgdTrainer(config, net), net
+
+
+def _together(experiment: Experiment) -> int:
+    """Return how many sites a round's model comes from."""
+    if experiment.strategy.name not in ("averaging", "dssgd"):
+        return 1
+    return max(1, round(experiment.clients.count * experiment.clients.fraction))

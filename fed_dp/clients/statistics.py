@@ -21,7 +21,7 @@ from fed_dp.mechanisms.statistics import Batch, Statistic, deviation, positive, 
 from fed_dp.models import Encoded, FlatNetwork, Vector, head_ridge
 from fed_dp.sharing.update import LARGEST
 
-BATCH = 500  # records whose features are in memory at once
+BATCH = 512  # records whose features are in memory at once; all batches have this size, see below
 
 
 class StatisticsTrainer:
@@ -62,7 +62,8 @@ class StatisticsTrainer:
         """Return a stage's statistic as a mean over the site's records, with noise."""
         self._net.load(weights)
         statistic = self._statistic(stage)
-        total = release(statistic, self._batches(site, stage), self._amounts[stage - 1], noise)
+        amount = self._amounts[stage - 1]
+        total = release(statistic, self._batches(site, stage), amount, noise, records=len(site.y))
         return np.clip(total / len(site.y), -LARGEST, LARGEST).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
@@ -94,12 +95,20 @@ class StatisticsTrainer:
         return slice(start, start + sizes[stage - 1] if stage < self._stages else self._net.size)
 
     def _batches(self, site: Site, stage: int) -> Iterator[Batch]:
+        """Yield the records as a stage's statistic takes them.
+
+        The last batch is filled up: what is computed of a record must not depend on how many others there
+        are, and libraries choose their order of summation by the size of a batch.
+        """
         network, last = self._network, stage == self._stages
         with torch.no_grad():
             for start in range(0, len(site.y), BATCH):
-                x = torch.from_numpy(site.x[start : start + BATCH]).to(self._net.device)
-                seen = network.features(x) if last else network.before(x, stage - 1)
-                yield seen.cpu().numpy(), site.y[start : start + BATCH]
+                y = site.y[start : start + BATCH]
+                x = np.zeros((BATCH, *site.x.shape[1:]), np.float32)
+                x[: len(y)] = site.x[start : start + BATCH]
+                inputs = torch.from_numpy(x).to(self._net.device)
+                seen = network.features(inputs) if last else network.before(inputs, stage - 1)
+                yield seen[: len(y)].cpu().numpy(), y
 
     def _descend(self, weights: Vector, released: Vector, records: int) -> Vector:
         """Take accelerated gradient steps on ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C from the given weights."""

@@ -154,7 +154,7 @@ def _attributes(
         np.clip(3.5 + 0.5 * fitness + rng.normal(scale=0.3, size=walked.shape), 0, 8),
     ]
     columns += [np.stack([kinds[w, :, k].sum(0) for w in week]) for k in range(len(KINDS))]
-    columns += [wellness, bmi, np.gradient(bmi, axis=0), np.gradient(wellness, axis=0)]
+    columns += [wellness, bmi, *(np.diff(a, axis=0, prepend=a[:1]) for a in (bmi, wellness))]
     return np.stack(columns, axis=2)
 
 

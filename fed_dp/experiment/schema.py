@@ -20,6 +20,7 @@ Fraction = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
+Size = Annotated[int, Field(ge=1, le=10_000)]  # of a layer
 
 
 DataName = Literal[
@@ -38,6 +39,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "random-features": ("features", "gamma"),
     "private-pca": ("components", "features", "gamma", "layers"),
     "scattering": ("components", "whitening"),
+    "scattering-random": ("features",),
     "scattering-linear": (),
     "patch-filters": ("filters", "components", "whitening", "layers"),
     "patch-behaviour": ("filters",),
@@ -49,7 +51,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 }
 ModelName = Literal[
     "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
-    "unit-linear", "random-features", "private-pca", "scattering", "scattering-linear",
+    "unit-linear", "random-features", "private-pca", "scattering", "scattering-random", "scattering-linear",
     "patch-filters", "patch-behaviour", "patch-cnn", "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
 ]  # fmt: skip
 
@@ -171,12 +173,12 @@ class Model(Section):
     """The network. Sizes that are not given are the network's own."""
 
     name: ModelName = "small-mlp"
-    features: Count | None = None  # of the head
-    components: Count | None = None  # principal components that are kept
-    filters: Count | None = None  # of a convolution
-    hidden: Count | None = None  # units of a layer
+    features: Size | None = None  # of the head
+    components: Size | None = None  # principal components that are kept
+    filters: Size | None = None  # of a convolution
+    hidden: Size | None = None  # units of a layer
     layers: Annotated[int, Field(ge=1, le=3)] | None = None
-    gamma: Positive | None = None  # random features: of the kernel exp(−γ²‖x − y‖²/2)
+    gamma: Annotated[float, Field(gt=0, le=1e3)] | None = None  # of the kernel exp(−γ²‖x − y‖²/2)
     whitening: Annotated[float, Field(ge=0, le=1)] | None = None  # 0: variances as they are, 1: all alike
 
     @property
@@ -256,8 +258,8 @@ class Functional(Section):
     perturb: bool = True  # false: no noise, no privacy
     # The proved form: statistics, and the head they ask for.
     encoder_share: Annotated[float, Field(gt=0, lt=0.3)] = 0.05  # of the budget, for each learnt layer
-    cross: Positive = 1.0  # how much more exact Σ h yᵀ is than Σ h hᵀ
-    ridge: Positive = 0.5  # in units of the noise's spectral norm
+    cross: Annotated[float, Field(ge=1e-3, le=1e3)] = 1.0  # how much more exact Σ h yᵀ is than Σ h hᵀ
+    ridge: Annotated[float, Field(gt=0, le=1e6)] = 0.5  # in units of the noise's spectral norm
     local_steps: Count = 20  # free descent steps a round, under other strategies than 'statistics'
     # The paper's form: gradient descent on a perturbed objective.
     truncate: bool = True  # false: the exact objective, which has no coefficients to perturb
@@ -288,9 +290,14 @@ Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn, Field(discriminator="name")]
 PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
 # Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
 FUNCTIONAL_MODELS = {
-    "dpa": (("unit-linear", "random-features", "private-pca", "scattering"), ("auto-encoder", "dpah")),
+    "dpa": (
+        ("unit-linear", "random-features", "private-pca", "scattering", "scattering-random"),
+        ("auto-encoder", "dpah"),
+    ),
     "pcdbn": (("patch-filters", "patch-behaviour"), ("cdbn", "cdbn-behaviour")),
 }
+BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "patch-behaviour")
+BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
 PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
 STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
 
@@ -493,14 +500,34 @@ class Experiment(Section):
                 f"rounds = {self.rounds}: model.name = {model.name!r} is released in {model.learnt + 1} "
                 f"stages, one a round; expected at least {model.learnt + 1}"
             )
-        if isinstance(strategy, Dssgd) and model.learnt:
-            in_turn = strategy.exchange in ("round_robin", "random_order", "parallel")
-            if not in_turn or strategy.download_fraction != 1:
+        if isinstance(strategy, Dssgd) and not of_paper:
+            if model.learnt:
                 raise ValueError(
-                    f"model.name = {model.name!r}: its encoder must be the same at all sites, so under "
-                    "'dssgd' strategy.exchange = 'round_robin', 'random_order' or 'parallel' with "
-                    "strategy.download_fraction = 1.0"
+                    f"model.name = {model.name!r}: strategy.name = 'dssgd' adds up what sites upload, but "
+                    "the moments that its encoder is made of must be averaged; allowed: scattering-random, "
+                    "random-features, unit-linear"
                 )
+            if strategy.exchange not in ("round_robin", "random_order"):
+                raise ValueError(
+                    f"strategy.exchange = {strategy.exchange!r}: every site goes as far as its statistics "
+                    "ask, so they must go in turn; allowed: round_robin, random_order"
+                )
+        if trainer.encoder_share * model.learnt >= 1:
+            raise ValueError(
+                f"trainer.encoder_share = {trainer.encoder_share:g}: {model.learnt} learnt layers leave "
+                f"nothing for the head; expected below {1 / model.learnt:g}"
+            )
+        if isinstance(trainer, Pcdbn) and trainer.approximation in ("piecewise", "printed"):
+            if trainer.degree != type(trainer).model_fields["degree"].default:
+                raise ValueError(
+                    f"trainer.degree = {trainer.degree}: trainer.approximation = "
+                    f"{trainer.approximation!r} has its own"
+                )
+        if model.name in BEHAVIOUR_MODELS and self.data.name not in BEHAVIOUR_DATA:
+            raise ValueError(
+                f"data.name = {self.data.name!r}: model.name = {model.name!r} needs records of behaviour; "
+                f"allowed: {', '.join(BEHAVIOUR_DATA)}"
+            )
 
     def _check_privacy(self) -> None:
         trainer, privacy, mechanism = self.trainer, self.privacy, self.mechanism
@@ -516,6 +543,11 @@ class Experiment(Section):
                     )
             return
         key, name = mechanism
+        if isinstance(trainer, Dpa | Pcdbn) and key != "trainer.name":
+            raise ValueError(
+                f"{key} = {name!r}: trainer.name = {trainer.name!r} has a privacy of its own "
+                "(trainer.perturb); allowed: largest_values, random_with_threshold"
+            )
         if trainer.name in PRIVATE_TRAINERS and key != "trainer.name":
             raise ValueError(
                 f"{key} = {name!r}: trainer.name = {trainer.name!r} is private already, and selecting what "

@@ -27,6 +27,7 @@ Reals = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
 _SIGN_BYTE = 7 if sys.byteorder == "little" else 0  # of a float64
 FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
+MOST = 2.0**62  # multiples of it that a sum may be
 
 
 class Noise(Protocol):
@@ -81,7 +82,8 @@ class SecureNoise:
     """The operating system's entropy through OpenDP's exact discrete samplers.
 
     Values are cut towards zero to multiples of a power of two, which no record decides; that makes
-    no bound larger. Then OpenDP adds discrete noise to whole numbers, without rounding.
+    no bound on a value larger (a difference of two may grow by one multiple). Then OpenDP adds discrete
+    noise to whole numbers, without rounding.
     """
 
     name: NoiseSource = "secure"
@@ -111,10 +113,15 @@ class SecureNoise:
         """Sort by keys from the operating system."""
         return items[np.argsort(np.frombuffer(os.urandom(8 * len(items)), np.uint64))]
 
+    def check(self, largest: float, *, scale: float) -> None:
+        """Refuse noise that is too fine for values up to `largest`, which no record decides."""
+        if largest / _grid(scale) >= MOST:
+            raise PrivacyError(f"noise of scale {scale:g} is too small for values up to {largest:g}")
+
     def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
-        grid = 2.0 ** math.floor(math.log2(scale)) * FINENESS
+        grid = _grid(scale)
         whole = np.trunc(np.ravel(values).astype(np.float64) / grid)
-        if whole.size and not np.abs(whole).max() < 2**62:
+        if whole.size and not np.abs(whole).max() < MOST:
             raise PrivacyError(
                 f"noise of scale {scale:g} is too small for values of this size; nothing was sent"
             )
@@ -123,3 +130,7 @@ class SecureNoise:
             make(domain, metric, scale=scale / grid)(whole.astype(np.int64).tolist()) if whole.size else []
         )
         return np.asarray(noisy, np.float64).reshape(np.shape(values)) * grid
+
+
+def _grid(scale: float) -> float:
+    return float(2.0 ** math.floor(math.log2(scale)) * FINENESS)

@@ -23,11 +23,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp.mechanisms.laplace import check
-from fed_dp.mechanisms.noise import Noise, Reals
+from fed_dp.mechanisms.noise import FINENESS, Noise, Reals, SecureNoise
 
 Exact = NDArray[np.float64]
 Kind = Literal["gaussian", "laplace"]
 Batch = tuple[Reals, NDArray[np.int64]]  # records as the statistic takes them, and their labels
+ROUNDING = 1e-4  # of the scale
 _BELOW_ONE = 1 - 1e-12  # no rounding error lifts a clipped norm over 1
 
 
@@ -225,32 +226,46 @@ class PatchMoments:
 
 
 def release(
-    statistic: Statistic, batches: Iterable[Batch], amount: Amount | None, noise: Noise | None
+    statistic: Statistic,
+    batches: Iterable[Batch],
+    amount: Amount | None,
+    noise: Noise | None,
+    *,
+    records: int = 0,
 ) -> Exact:
     """Return the statistic of all batches together, with noise; without, where `amount` is None.
 
     Guarantee: that of one Gaussian release with σ/Δ₂ = amount.value, or pure ε = amount.value; proved.
-    Neighbours: add or remove one record.
+    Neighbours: add or remove one record. The scale is larger than that by ROUNDING, for a record's part
+    is computed in floating point, and a secure source rounds every sum to its grid. `records`, which
+    is public, tells whether that grid can hold any sum of so many.
     """
+    weights = statistic.weights() if amount is not None and amount.kind == "gaussian" else np.ones(1)
+    scale = 0.0 if amount is None else _scale(statistic, amount)
+    if isinstance(noise, SecureNoise):
+        noise.check(records * float(weights.max()), scale=scale)
     total = np.zeros(statistic.size)
     for batch in batches:
         total += statistic.sums(batch)
-    if amount is None:
+    if amount is None or noise is None:
         return total
-    assert noise is not None  # an amount of it
     if amount.kind == "laplace":
-        return noise.laplace(total, scale=statistic.l1 / amount.value)
-    weights = statistic.weights()
-    return noise.gaussian(total * weights, scale=amount.value * statistic.l2) / weights
+        return noise.laplace(total, scale=scale)
+    return noise.gaussian(total * weights, scale=scale) / weights
+
+
+def _scale(statistic: Statistic, amount: Amount) -> float:
+    if amount.kind == "laplace":
+        on_grid = 2 * statistic.size * FINENESS / amount.value
+        return statistic.l1 / amount.value * (1 + ROUNDING + on_grid)
+    return amount.value * statistic.l2 * (1 + ROUNDING)
 
 
 def deviation(statistic: Statistic, amount: Amount | None) -> float:
     """Return the standard deviation of the noise on one number of weight 1."""
     if amount is None:
         return 0.0
-    if amount.kind == "laplace":
-        return math.sqrt(2) * statistic.l1 / amount.value
-    return amount.value * statistic.l2
+    return _scale(statistic, amount) * (math.sqrt(2) if amount.kind == "laplace" else 1.0)
 
 
 def positive(matrix: Reals) -> Exact:

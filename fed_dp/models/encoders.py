@@ -28,6 +28,7 @@ from fed_dp.models.scattering import CHANNELS, Scattering
 
 LOGITS = 10.0  # least squares gives scores near 0 and 1; as logits, they are stretched
 PUBLIC_SEED = 20_130_503  # of everything random in an encoder: fixed and public
+LEAST_VARIANCE = 3e-4  # of the largest: a component of less, or less than none by noise, is not blown up
 NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
 
 
@@ -194,7 +195,7 @@ class Compression(Learnt):
         i, j = np.unravel_index(order, variance.shape)
         products = np.einsum("ck,sk->csk", across[:, i], along[:, j]).reshape(-1, len(order))
         chosen = variance[i, j]
-        floor = max(float(chosen.max()) * 1e-6, 1e-30)
+        floor = max(float(chosen.max()) * LEAST_VARIANCE, 1e-30)
         scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
         return mean.ravel()[None], products * (scale / scale.max())
 
@@ -216,6 +217,22 @@ class RandomFeatures(nn.Module):
         """Return the features."""
         angles = unit(x.flatten(1)) @ self.directions
         return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(angles.shape[1])
+
+
+class RandomProjection(nn.Module):
+    """Inputs of norm 1, turned to fewer random directions."""
+
+    directions: Tensor
+
+    def __init__(self, inputs: int, features: int) -> None:
+        super().__init__()
+        rng = np.random.default_rng([PUBLIC_SEED, inputs, features])
+        directions = rng.normal(size=(inputs, features)) / math.sqrt(features)
+        self.register_buffer("directions", torch.from_numpy(directions.astype(np.float32)), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the projections."""
+        return unit(x.flatten(1)) @ self.directions
 
 
 class PatchFilters(Learnt):

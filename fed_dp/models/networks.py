@@ -22,6 +22,7 @@ from fed_dp.models.encoders import (
     PatchFilters,
     Pixels,
     RandomFeatures,
+    RandomProjection,
     Scattered,
     pooled,
 )
@@ -198,6 +199,13 @@ def _scattering(
     return Encoded([scattered, compression], count, classes)
 
 
+def _scattering_random(shape: Shape, classes: int, features: int = 400) -> nn.Module:
+    """Put random directions in place of learnt ones: one stage."""
+    scattered = Scattered(_image("scattering-random", shape, at_least=8))
+    projection = RandomProjection(scattered.channels * scattered.positions, features)
+    return Encoded([scattered, projection], features, classes)
+
+
 def _scattering_linear(shape: Shape, classes: int) -> nn.Module:
     """Put the same scattering features under a trainable linear layer, for gradient methods."""
     scattered = Scattered(_image("scattering-linear", shape, at_least=8))
@@ -322,6 +330,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "random-features": _random_features,
     "private-pca": _private_pca,
     "scattering": _scattering,
+    "scattering-random": _scattering_random,
     "scattering-linear": _scattering_linear,
     "patch-filters": _patch_filters,
     "patch-behaviour": _patch_behaviour,

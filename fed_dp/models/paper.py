@@ -200,9 +200,10 @@ class Cdbn(nn.Module):
         return v, beside
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the head's inputs, in [0, 1]."""
+        """Return the head's inputs, in [−1, 1]."""
         pooled = self.below(x, len(self.layers))[0].flatten(1)
-        found = pooled if self.units is None else torch.sigmoid(self.units(8 * pooled - 4))  # they are near ½
+        # Pooled units are near ½, by the polynomial above all.
+        found = 2 * pooled - 1 if self.units is None else torch.sigmoid(self.units(8 * pooled - 4))
         dropped: Tensor = self.dropout(found)
         return dropped
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 SCALES, ANGLES = 2, 8  # J, L
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2  # 81
-MARGIN = 2**SCALES  # pixels on each side, so that the circular convolution does not wrap around
+MARGIN = 2**SCALES  # pixels on each side, reflected, before the circular convolution
 
 
 class Scattering(nn.Module):

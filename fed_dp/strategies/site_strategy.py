@@ -295,7 +295,7 @@ class SiteStrategy(Strategy):
         self.tally.events += new
 
     def _check_stages(self, question: Question, events: Sequence[Event], agreed: Agreement) -> None:
-        """Hold a site to telling each stage it has released, its turn's among them, in every upload."""
+        """Hold a site to telling stages it has released up to now, each once, and its turn's among them."""
         rounds = [event.round for event in events]
         if any(not 0 < turn <= question.turn for turn in rounds) or len(set(rounds)) < len(rounds):
             raise UploadRefused(f"events of rounds {rounds}, asked in round {question.turn}")

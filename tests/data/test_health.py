@@ -21,6 +21,7 @@ from fed_dp.data.health import (
     WEEKS,
     WINDOW,
     Network,
+    _attributes,
     generate,
 )
 
@@ -71,6 +72,24 @@ def test_influence_is_a_mean_of_probabilities_and_moves_people(network: Network)
     moved = np.diff(network.exercise, axis=1)
     felt = network.influence[:, :-1]
     assert np.corrcoef(felt.ravel(), moved.ravel())[0, 1] > 0.05
+
+
+def test_nothing_of_now_is_computed_from_what_comes_after() -> None:
+    rng = np.random.default_rng(0)
+    walked, joined = 3 + rng.normal(size=(30, PEOPLE)), rng.integers(2, size=(30, PEOPLE)).astype(float)
+    kinds, fitness = np.zeros((30, PEOPLE, len(KINDS))), rng.normal(size=PEOPLE)
+    later = walked.copy()
+    later[20:] += 2.0
+    before, after = (
+        _attributes(w, joined, kinds, fitness, np.random.default_rng(1)) for w in (walked, later)
+    )
+    slopes = [ATTRIBUTES.index(name) for name in ("bmi slope", "wellness slope")]
+    for k in (*slopes, 4):
+        moved = np.abs(before[:, :, k] - after[:, :, k]).max(1)
+        assert moved[20] > 0
+    assert np.array_equal(before[:20][:, :, [4, 5]], after[:20][:, :, [4, 5]])
+    score = before[:, :, ATTRIBUTES.index("wellness score")]
+    assert np.allclose(np.diff(score, axis=0), before[1:, :, slopes[1]])  # of today and yesterday
 
 
 def test_it_is_the_same_every_time(network: Network) -> None:

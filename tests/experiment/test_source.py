@@ -29,6 +29,7 @@ SPARSE = [*DSSGD, "strategy.selection=sparse_vector", "privacy.budget_epsilon=1"
 MASK = [*DSSGD, "strategy.selection=random_mask"]
 BUDGET = ["privacy.budget_epsilon=1", "privacy.delta=1e-5"]
 DPA = ["trainer.name=dpa", "model.name=scattering"]
+PCDBN = ["trainer.name=pcdbn", "model.name=patch-filters"]
 PAPER = ["trainer.name=dpa", "model.name=auto-encoder", "privacy.budget_epsilon=1"]
 
 
@@ -133,14 +134,26 @@ def made(*settings: str) -> Experiment:
         ([*DPA, *BUDGET, "trainer.encoder_share=0.5"], ["trainer.encoder_share = 0.5", "less than 0.3"]),
         ([*DPA, *BUDGET, "privacy.variant=paper"], ["privacy.variant = 'paper'", "'scattering'", "'proved'"]),
         ([*DPA, *BUDGET, "trainer.perturb=false"], ["trainer.perturb = false", "no privacy key"]),
+        ([*DPA, *BUDGET, *DSSGD], ["model.name = 'scattering'", "must be averaged", "scattering-random"]),
         (
-            [*DPA, *BUDGET, *DSSGD, "strategy.download_fraction=0.5"],
-            ["the same at all sites", "strategy.download_fraction = 1.0"],
+            [*DPA, *BUDGET, *DSSGD, "model.name=scattering-random", "strategy.exchange=parallel"],
+            ["strategy.exchange = 'parallel'", "go in turn", "round_robin"],
         ),
         (
-            [*DPA, *BUDGET, *DSSGD, "strategy.exchange=asynchronous"],
-            ["the same at all sites", "'round_robin', 'random_order' or 'parallel'"],
+            [*PCDBN, *BUDGET, "model.layers=3", "trainer.encoder_share=0.25"],
+            ["trainer.encoder_share = 0.25", "4 learnt layers", "below 0.25"],
         ),
+        (
+            ["trainer.name=pcdbn", "model.name=cdbn", "trainer.approximation=printed", "trainer.degree=3"],
+            ["trainer.degree = 3", "'printed' has its own"],
+        ),
+        (["trainer.name=dpa", "model.name=dpah"], ["data.name = 'digits'", "behaviour", "health-daily"]),
+        (
+            [*DPA, "model.name=unit-linear", "trainer.perturb=false", *MASK, *BUDGET],
+            ["'random_mask'", "a privacy of its own"],
+        ),
+        ([*DPA, "model.components=200000"], ["model.components = 200000", "less than or equal to 10000"]),
+        ([*DPA, "trainer.cross=1e200"], ["trainer.cross = 1e+200", "less than or equal to 1000"]),
         ([*DPA, "trainer.approximation=taylor"], ["trainer.approximation", "only 'pcdbn' has it"]),
         ([*PAPER], ["privacy.variant = 'proved'", "only claimed"]),
         ([*PAPER, "privacy.variant=paper", "privacy.delta=1e-5"], ["privacy.delta", "Laplace"]),

@@ -76,7 +76,7 @@ def lengths(kind: str, module: ModuleType = statistics) -> tuple[list[float], li
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_as_much(kind: str) -> None:
     for found in lengths(kind):
-        assert 0.99 < np.max(found) <= 1 + 1e-9
+        assert 0.99 < np.max(found) <= 1
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("HeadStatistics", ("return math.sqrt(1 + self.cross**2)", "return 1.0")),
         ("HeadStatistics, cross 2", ("return math.sqrt(1 + self.cross**2)", "return math.sqrt(2)")),
         ("HeadStatistics", ("(self.features + 1) / 2 + math.sqrt(self.features)", "(self.features + 1) / 2")),
-        ("HeadStatistics", ("scale=amount.value * statistic.l2", "scale=amount.value * statistic.l2 / 2")),
-        ("HeadStatistics", ("scale=statistic.l1 / amount.value", "scale=statistic.l1 / 2 / amount.value")),
+        ("HeadStatistics", ("return amount.value * statistic", "return amount.value / 2 * statistic")),
+        ("HeadStatistics", ("return statistic.l1 / amount.value", "return statistic.l1 / 2 / amount.value")),
         ("MapMoments", ("return math.sqrt(1 + len(self._sides))", "return math.sqrt(2)")),
         ("MapMoments", ("math.sqrt(self.channels * self.positions) + sum", "sum")),
         ("PatchMoments", ("_pack(v.T @ v) / records.shape[1]", "_pack(v.T @ v)")),
@@ -99,7 +99,7 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
 def test_a_weakened_statistic_is_found(kind: str, change: tuple[str, str]) -> None:
     weakened = mutant(import_module("fed_dp.mechanisms.statistics"), change)
     with np.errstate(over="ignore"):
-        assert not all(np.max(found) <= 1 + 1e-9 for found in lengths(kind, weakened))
+        assert not all(np.max(found) <= 1 for found in lengths(kind, weakened))
 
 
 def test_the_noise_is_what_the_amount_says_entry_by_entry() -> None:
@@ -108,7 +108,7 @@ def test_the_noise_is_what_the_amount_says_entry_by_entry() -> None:
     drawn = np.stack([release(head, [], amount, noise) for _ in range(400)])
     gram, cross = head.unpack(drawn.std(0))
     sigma = 3.0 * math.sqrt(5)
-    assert deviation(head, amount) == pytest.approx(sigma)
+    assert deviation(head, amount) == pytest.approx(sigma, rel=1e-3)
     assert np.diag(gram).mean() == pytest.approx(sigma, rel=0.05)
     assert gram[np.triu_indices(20, 1)].mean() == pytest.approx(sigma / math.sqrt(2), rel=0.02)
     assert cross.mean() == pytest.approx(sigma / 2, rel=0.02)

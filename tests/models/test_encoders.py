@@ -10,7 +10,7 @@ import torch
 
 from fed_dp.errors import ModelError
 from fed_dp.experiment import build as experiment_of
-from fed_dp.experiment.schema import FUNCTIONAL_MODELS, MODEL_OPTIONS, STATISTICS_MODELS
+from fed_dp.experiment.schema import BEHAVIOUR_MODELS, FUNCTIONAL_MODELS, MODEL_OPTIONS, STATISTICS_MODELS
 from fed_dp.mechanisms.functional import approximation
 from fed_dp.mechanisms.statistics import release
 from fed_dp.models import BUILDERS, Encoded, FlatNetwork, Solver, build
@@ -99,8 +99,10 @@ def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: s
 def test_the_schema_counts_the_stages_of_every_network(name: str, layers: int | None) -> None:
     trainer = next(trainer for trainer, (proved, _) in FUNCTIONAL_MODELS.items() if name in proved)
     model = {"name": name} | ({"layers": layers} if layers else {})
-    experiment = experiment_of({"model": model, "trainer": {"name": trainer, "perturb": False}})
-    network = build(name, IMAGES, 10, experiment.network)
+    data = {"name": "health-weekly" if name in BEHAVIOUR_MODELS else "digits"}
+    experiment = experiment_of({"data": data, "model": model, "trainer": {"name": trainer, "perturb": False}})
+    shape = BEHAVIOUR if name in BEHAVIOUR_MODELS else IMAGES
+    network = build(name, shape, 10, experiment.network)
     assert isinstance(network, Encoded)
     assert len(network.learnt) == experiment.model.learnt
 
