@@ -42,6 +42,7 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "scattering-random": ("features",),
     "scattering-linear": (),
     "patch-filters": ("filters", "components", "whitening", "layers"),
+    "behaviour-linear": (),
     "patch-behaviour": ("filters",),
     "patch-cnn": ("filters",),
     "auto-encoder": ("hidden", "layers"),
@@ -52,7 +53,8 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
 ModelName = Literal[
     "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
     "unit-linear", "random-features", "private-pca", "scattering", "scattering-random", "scattering-linear",
-    "patch-filters", "patch-behaviour", "patch-cnn", "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
+    "patch-filters", "behaviour-linear", "patch-behaviour", "patch-cnn",
+    "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
 ]  # fmt: skip
 
 
@@ -291,12 +293,19 @@ PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
 # Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
 FUNCTIONAL_MODELS = {
     "dpa": (
-        ("unit-linear", "random-features", "private-pca", "scattering", "scattering-random"),
+        (
+            "unit-linear",
+            "random-features",
+            "private-pca",
+            "scattering",
+            "scattering-random",
+            "behaviour-linear",
+        ),
         ("auto-encoder", "dpah"),
     ),
     "pcdbn": (("patch-filters", "patch-behaviour"), ("cdbn", "cdbn-behaviour")),
 }
-BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "patch-behaviour")
+BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "behaviour-linear", "patch-behaviour")
 BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
 PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
 STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)

@@ -303,6 +303,15 @@ class BehaviourFilters(PatchFilters):
         return torch.cat([unit(maps), unit(x[:, 0, -2]), 2 * x[:, 0, -1, :1] - 1], dim=1)
 
 
+class Behaviour(nn.Module):
+    """A record of behaviour in three parts of norm about 1: the past, now, and the influence of friends."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what dPAH's hidden units see."""
+        past, now, friends = x[:, 0, :-2].flatten(1), x[:, 0, -2], x[:, 0, -1, :1]
+        return torch.cat([unit(past), unit(now), 2 * friends - 1], dim=1)
+
+
 def pooled(size: int, pool: int) -> int:
     """Return the side of a map after pooling."""
     return -(-size // pool)

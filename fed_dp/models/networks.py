@@ -16,6 +16,7 @@ from torch.nn import functional
 from fed_dp.errors import ModelError
 from fed_dp.mechanisms.functional import Approximation
 from fed_dp.models.encoders import (
+    Behaviour,
     BehaviourFilters,
     Compression,
     Encoded,
@@ -234,6 +235,12 @@ def _patch_filters(
     return Encoded([*parts[:-1], nn.Flatten(2), parts[-1]], count, classes)
 
 
+def _behaviour_linear(shape: Shape, classes: int) -> nn.Module:
+    """Put past, now and friends, each of norm about 1, under a linear head: dPAH on a fixed encoder."""
+    rows, attributes = attributes_of(shape)
+    return Encoded([Behaviour()], rows * attributes + 1, classes)
+
+
 def _patch_behaviour(shape: Shape, classes: int, filters: int = 6) -> nn.Module:
     """Build patch filters, pooled by 4, beside the attributes of now and friends."""
     rows, attributes = attributes_of(shape)
@@ -333,6 +340,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "scattering-random": _scattering_random,
     "scattering-linear": _scattering_linear,
     "patch-filters": _patch_filters,
+    "behaviour-linear": _behaviour_linear,
     "patch-behaviour": _patch_behaviour,
     "patch-cnn": _patch_cnn,
     "auto-encoder": _auto_encoder,

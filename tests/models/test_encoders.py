@@ -80,15 +80,16 @@ def test_odd_and_small_images_are_transformed() -> None:
 
 @pytest.mark.parametrize("name", STATISTICS_MODELS)
 def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: str) -> None:
-    network = build(name, IMAGES, 10)
+    shape = BEHAVIOUR if name in BEHAVIOUR_MODELS else IMAGES
+    network = build(name, shape, 10)
     assert isinstance(network, Encoded)
     with torch.no_grad():
-        features = network.features(images())
+        features = network.features(images(6, shape))
     assert features.norm(dim=1).numpy() == pytest.approx(np.ones(6), abs=1e-4)
-    solver = Solver(name, IMAGES, 10, {}, cross=1.0)
+    solver = Solver(name, shape, 10, {}, cross=1.0)
     sizes = [layer.statistic.size for layer in network.learnt]
     assert [statistic.size for statistic in solver.statistics[:-1]] == sizes
-    assert FlatNetwork(name, IMAGES, 10).size == sum(sizes) + 10 * features.shape[1]
+    assert FlatNetwork(name, shape, 10).size == sum(sizes) + 10 * features.shape[1]
 
 
 @pytest.mark.parametrize(
