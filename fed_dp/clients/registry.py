@@ -11,8 +11,8 @@ from fed_dp.clients.statistics import StatisticsTrainer
 from fed_dp.clients.trainer import Trainer
 from fed_dp.data.dataset import DataSet
 from fed_dp.experiment import Dpa, Experiment, Pcdbn, Psgd
+from fed_dp.experiment.pairs import PAPER_MODELS
 from fed_dp.experiment.release import agreement
-from fed_dp.experiment.schema import PAPER_MODELS
 from fed_dp.models import FlatNetwork
 
 

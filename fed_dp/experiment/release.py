@@ -19,7 +19,8 @@ from fed_dp.accounting import (
     pure_share,
 )
 from fed_dp.accounting.composition import LEAST_NOISE
-from fed_dp.experiment.schema import PAPER_MODELS, Dpa, Dssgd, Experiment, Pcdbn, Psgd
+from fed_dp.experiment.pairs import PAPER_MODELS
+from fed_dp.experiment.schema import Dpa, Dssgd, Experiment, Pcdbn, Psgd
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
 from fed_dp.mechanisms.statistics import Amount
 from fed_dp.sharing.selection import share

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
+from fed_dp.experiment.pairs import MODEL_OPTIONS, PAPER_MODELS, check_pair
 from fed_dp.mechanisms import NoiseSource, Split
 from fed_dp.mechanisms.functional import ApproximationName, approximation
 from fed_dp.sharing.codec import Precision
@@ -27,29 +28,6 @@ DataName = Literal[
     "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "heart",
     "lifesnaps", "lifesnaps-windows", "health-daily", "health-weekly", "folder",
 ]  # fmt: skip
-# What each network takes beside its name; a builder's own defaults hold for what is not given.
-MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
-    "linear": (),
-    "small-mlp": (),
-    "small-cnn": (),
-    "dssgd-mlp": (),
-    "dssgd-cnn-mnist": (),
-    "dssgd-cnn-svhn": (),
-    "unit-linear": (),
-    "random-features": ("features", "gamma"),
-    "private-pca": ("components", "features", "gamma", "layers"),
-    "scattering": ("components", "whitening"),
-    "scattering-random": ("features",),
-    "scattering-linear": (),
-    "patch-filters": ("filters", "components", "whitening", "layers"),
-    "behaviour-linear": (),
-    "patch-behaviour": ("filters",),
-    "patch-cnn": ("filters",),
-    "auto-encoder": ("hidden", "layers"),
-    "dpah": ("hidden", "layers"),
-    "cdbn": ("filters", "hidden"),
-    "cdbn-behaviour": ("filters",),
-}
 ModelName = Literal[
     "linear", "small-mlp", "small-cnn", "dssgd-mlp", "dssgd-cnn-mnist", "dssgd-cnn-svhn",
     "unit-linear", "random-features", "private-pca", "scattering", "scattering-random", "scattering-linear",
@@ -270,10 +248,6 @@ class Functional(Section):
     local_epochs: Count = 1
 
 
-_PROVED_KEYS = ("encoder_share", "cross", "ridge", "local_steps")
-_PAPER_KEYS = ("truncate", "learning_rate", "batch_size", "local_epochs", "approximation", "degree")
-
-
 class Dpa(Functional):
     """dPA: auto-encoder and head from perturbed objectives; proved on an encoder that no record decides."""
 
@@ -290,25 +264,6 @@ class Pcdbn(Functional):
 
 Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn, Field(discriminator="name")]
 PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
-# Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
-FUNCTIONAL_MODELS = {
-    "dpa": (
-        (
-            "unit-linear",
-            "random-features",
-            "private-pca",
-            "scattering",
-            "scattering-random",
-            "behaviour-linear",
-        ),
-        ("auto-encoder", "dpah"),
-    ),
-    "pcdbn": (("patch-filters", "patch-behaviour"), ("cdbn", "cdbn-behaviour")),
-}
-BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "behaviour-linear", "patch-behaviour")
-BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
-PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
-STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
 
 
 class Averaging(Section):
@@ -452,7 +407,7 @@ class Experiment(Section):
     @model_validator(mode="after")
     def _possible(self) -> Experiment:
         strategy = self.strategy
-        self._check_pair()
+        check_pair(self)
         self._check_privacy()
         if isinstance(strategy, Dssgd):
             strategy.check(self.clients)
@@ -462,81 +417,6 @@ class Experiment(Section):
                 "pools all clients' records; allowed: 1.0"
             )
         return self
-
-    def _check_pair(self) -> None:
-        """Refuse a trainer with a network it does not fit, and keys of the form that it has not."""
-        trainer, model, strategy = self.trainer, self.model, self.strategy
-        if not isinstance(trainer, Dpa | Pcdbn):
-            if (encoded := model.name in STATISTICS_MODELS) or model.name in PAPER_MODELS:
-                owner = next(t for t, (p, q) in FUNCTIONAL_MODELS.items() if model.name in p + q)
-                hint = "; for gradients: scattering-linear, patch-cnn" if encoded else ""
-                raise ValueError(
-                    f"model.name = {model.name!r}: expected with trainer.name = {owner!r}, not "
-                    f"{trainer.name!r}{hint}"
-                )
-            if strategy.name == "statistics":
-                raise ValueError(
-                    f"strategy.name = 'statistics': trainer.name = {trainer.name!r} has no statistics; "
-                    "allowed: dpa, pcdbn"
-                )
-            return
-        proved, paper = FUNCTIONAL_MODELS[trainer.name]
-        if model.name not in proved + paper:
-            raise ValueError(
-                f"model.name = {model.name!r}: trainer.name = {trainer.name!r} fits {', '.join(proved)}, and "
-                f"as its paper has it, {', '.join(paper)}"
-            )
-        of_paper = model.name in paper
-        for key in _PROVED_KEYS if of_paper else _PAPER_KEYS:
-            field = type(trainer).model_fields.get(key)
-            if field is not None and getattr(trainer, key) != field.default:
-                raise ValueError(
-                    f"trainer.{key} is set, but model.name = {model.name!r} does not use it; "
-                    f"{', '.join(proved if of_paper else paper)} would"
-                )
-        if of_paper and trainer.perturb and not trainer.truncate:
-            raise ValueError(
-                "trainer.truncate = false: the exact objective has no finite number of coefficients to "
-                "perturb; allowed with trainer.perturb = false"
-            )
-        if strategy.name == "statistics" and of_paper:
-            raise ValueError(
-                f"strategy.name = 'statistics': model.name = {model.name!r} has none; allowed: "
-                f"{', '.join(proved)}"
-            )
-        if not of_paper and self.rounds <= model.learnt:
-            raise ValueError(
-                f"rounds = {self.rounds}: model.name = {model.name!r} is released in {model.learnt + 1} "
-                f"stages, one a round; expected at least {model.learnt + 1}"
-            )
-        if isinstance(strategy, Dssgd) and not of_paper:
-            if model.learnt:
-                raise ValueError(
-                    f"model.name = {model.name!r}: strategy.name = 'dssgd' adds up what sites upload, but "
-                    "the moments that its encoder is made of must be averaged; allowed: scattering-random, "
-                    "random-features, unit-linear"
-                )
-            if strategy.exchange not in ("round_robin", "random_order"):
-                raise ValueError(
-                    f"strategy.exchange = {strategy.exchange!r}: every site goes as far as its statistics "
-                    "ask, so they must go in turn; allowed: round_robin, random_order"
-                )
-        if trainer.encoder_share * model.learnt >= 1:
-            raise ValueError(
-                f"trainer.encoder_share = {trainer.encoder_share:g}: {model.learnt} learnt layers leave "
-                f"nothing for the head; expected below {1 / model.learnt:g}"
-            )
-        if isinstance(trainer, Pcdbn) and trainer.approximation in ("piecewise", "printed"):
-            if trainer.degree != type(trainer).model_fields["degree"].default:
-                raise ValueError(
-                    f"trainer.degree = {trainer.degree}: trainer.approximation = "
-                    f"{trainer.approximation!r} has its own"
-                )
-        if model.name in BEHAVIOUR_MODELS and self.data.name not in BEHAVIOUR_DATA:
-            raise ValueError(
-                f"data.name = {self.data.name!r}: model.name = {model.name!r} needs records of behaviour; "
-                f"allowed: {', '.join(BEHAVIOUR_DATA)}"
-            )
 
     def _check_privacy(self) -> None:
         trainer, privacy, mechanism = self.trainer, self.privacy, self.mechanism

@@ -10,7 +10,7 @@ import torch
 
 from fed_dp.errors import ModelError
 from fed_dp.experiment import build as experiment_of
-from fed_dp.experiment.schema import BEHAVIOUR_MODELS, FUNCTIONAL_MODELS, MODEL_OPTIONS, STATISTICS_MODELS
+from fed_dp.experiment.pairs import BEHAVIOUR_MODELS, FUNCTIONAL_MODELS, MODEL_OPTIONS, STATISTICS_MODELS
 from fed_dp.mechanisms.functional import approximation
 from fed_dp.mechanisms.statistics import release
 from fed_dp.models import BUILDERS, Encoded, FlatNetwork, Solver, build
