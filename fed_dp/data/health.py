@@ -82,9 +82,8 @@ def generate(*, weekly: bool) -> Network:
     push[1:] += 12.0 * (influence[:-1] - 0.5) + 0.8 * encouraged[:-1]
     push[7:] += 12.0 * (of_week[:-7] - 0.5)
     weekend = np.where(np.arange(days) % 7 >= 5, 0.5, 0.0)[:, None]
-    usual = 4.0 + 0.8 * fitness
     noise = rng.normal(scale=0.6, size=(days, PEOPLE))
-    walked = np.clip(usual + 0.3 * keen + push + 0.5 * joined + weekend + noise, 0, 12)
+    walked = np.clip(_usual(fitness) + 0.3 * keen + push + 0.5 * joined + weekend + noise, 0, 12)
     attributes = _attributes(walked, joined, kinds, fitness, rng)
     exercise = walked
     if weekly:
@@ -135,6 +134,11 @@ def _spread_out(count: int, weight: Reals, days: int, rng: np.random.Generator) 
     return happened
 
 
+def _usual(fitness: Reals) -> Reals:
+    """Return how far people walk when nothing moves them."""
+    return 4.0 + 0.8 * fitness
+
+
 def _attributes(
     walked: Reals, joined: Reals, kinds: Reals, fitness: Reals, rng: np.random.Generator
 ) -> Reals:
@@ -143,7 +147,7 @@ def _attributes(
     week = [slice(max(0, day - 6), day + 1) for day in range(days)]
     goals = rng.binomial(3, 0.3, size=walked.shape) * (np.arange(days) % 7 == 0)[:, None]
     achieved = np.minimum(goals, rng.binomial(3, np.clip(recent / 8, 0, 1)))
-    bmi = 31 + 3 * rng.normal(size=PEOPLE) - 1.5 * fitness - 0.3 * np.cumsum(recent - recent.mean(0), 0) / 30
+    bmi = 31 + 3 * rng.normal(size=PEOPLE) - 1.5 * fitness - 0.3 * np.cumsum(recent - _usual(fitness), 0) / 30
     wellness = np.clip(100 - 3 * (bmi - 22) + 5 * (recent - 3), 0, 100)
     columns = [
         np.stack([joined[w].sum(0) for w in week]),
