@@ -137,25 +137,26 @@ class MapMoments:
     @property
     def size(self) -> int:
         """C·S numbers and the triangles."""
-        return self.channels * self.positions + sum(map(_triangle, self._sides))
+        return self.channels * self.positions + sum(map(_triangle, self.sides))
 
     @property
     def l1(self) -> float:
         """√(C·S) plus half of each side and one."""
-        return math.sqrt(self.channels * self.positions) + sum((side + 1) / 2 for side in self._sides)
+        return math.sqrt(self.channels * self.positions) + sum((side + 1) / 2 for side in self.sides)
 
     @property
     def l2(self) -> float:
         """√(1 + number of triangles)."""
-        return math.sqrt(1 + len(self._sides))
+        return math.sqrt(1 + len(self.sides))
 
     @property
-    def _sides(self) -> tuple[int, ...]:
+    def sides(self) -> tuple[int, ...]:
+        """The sides of its matrices of second moments."""
         return (self.positions,) if self.channels == 1 else (self.channels, self.positions)
 
     def weights(self) -> Exact:
         """Weigh the triangles by √2 off their diagonals."""
-        return np.concatenate([np.ones(self.channels * self.positions), *map(_root_two, self._sides)])
+        return np.concatenate([np.ones(self.channels * self.positions), *map(_root_two, self.sides)])
 
     def sums(self, batch: Batch) -> Exact:
         """Return the three sums."""
@@ -176,7 +177,7 @@ class MapMoments:
         cut = self.channels * self.positions
         mean = exact[:cut].reshape(self.channels, self.positions)
         parts, triangles = [], exact[cut:]
-        for side in self._sides:
+        for side in self.sides:
             parts.append(_symmetric(triangles[: _triangle(side)]))
             triangles = triangles[_triangle(side) :]
         positions = parts[-1] - mean.T @ mean

@@ -173,7 +173,7 @@ class Compression(Learnt):
         self.statistic: MapMoments = MapMoments(channels, positions)
         self._components, self._whitening = components, whitening
         plain = np.concatenate(  # before it is learnt: no mean, all directions alike
-            [np.zeros(most), *(np.eye(side)[np.triu_indices(side)] for side in self.statistic._sides)]
+            [np.zeros(most), *(np.eye(side)[np.triu_indices(side)] for side in self.statistic.sides)]
         )
         self.moments = nn.Parameter(torch.from_numpy(plain.astype(np.float32)), requires_grad=False)
 

@@ -88,7 +88,7 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("HeadStatistics", ("(self.features + 1) / 2 + math.sqrt(self.features)", "(self.features + 1) / 2")),
         ("HeadStatistics", ("return amount.value * statistic", "return amount.value / 2 * statistic")),
         ("HeadStatistics", ("return statistic.l1 / amount.value", "return statistic.l1 / 2 / amount.value")),
-        ("MapMoments", ("return math.sqrt(1 + len(self._sides))", "return math.sqrt(2)")),
+        ("MapMoments", ("return math.sqrt(1 + len(self.sides))", "return math.sqrt(2)")),
         ("MapMoments", ("math.sqrt(self.channels * self.positions) + sum", "sum")),
         ("PatchMoments", ("_pack(v.T @ v) / records.shape[1]", "_pack(v.T @ v)")),
         ("PatchMoments", ("return (self.patch + 1) / 2", "return 1.0")),
