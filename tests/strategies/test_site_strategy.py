@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from fed_dp.accounting import Event, SampledGaussian, to_json
+from fed_dp.accounting import Event, Gaussian, SampledGaussian, to_json
 from fed_dp.errors import EmptyRound, RunError
 from fed_dp.experiment.release import Agreement
 from fed_dp.models import Evaluator
@@ -331,3 +331,55 @@ def test_sites_are_sorted_by_client_whatever_their_node_ids() -> None:
 def test_a_federation_that_is_not_whole_does_not_start(answers: list[Any], says: str) -> None:
     with pytest.raises(RunError, match=says):
         discover(Scripted(answers), expected=2, timeout=0.3)
+
+
+STAGES = (Gaussian(9.0), Gaussian(3.0))
+STAGED = Agreement(STAGES[1], "statistics", "simulation", STAGES)
+
+
+def told(*rounds: int, client: int = 1, release: Gaussian | None = None) -> str:
+    """The events of a site that released its stages in these rounds."""
+    return to_json(
+        Event(release or STAGES[min(turn, 2) - 1], "statistics", turn, client, "simulation")
+        for turn in rounds
+    )
+
+
+@pytest.mark.parametrize(
+    ("turn", "events", "why"),
+    [
+        (3, told(), "no event of stage 2"),
+        (3, told(1), "no event of stage 2"),
+        (2, told(1, 3), "events of rounds [1, 3], asked in round 2"),
+        (3, told(2, 2), "events of rounds [2, 2], asked in round 3"),
+        (3, told(1, 2, client=0), "an event of client 0"),
+        (3, told(1, 2, release=Gaussian(3.0)), "agreed was Gaussian(noise_multiplier=9.0)"),
+        (1, told(1, release=Gaussian(90.0)), "agreed was Gaussian(noise_multiplier=9.0)"),
+    ],
+)
+def test_an_upload_that_rests_on_a_stage_that_was_not_told_is_refused(
+    turn: int, events: str, why: str
+) -> None:
+    strategy = averaging(agreements=[STAGED] * 3)
+    replies = []
+    for question, site in zip(asked(strategy, turn), SITES, strict=True):
+        sent = events if site.client == 1 else told(*range(1, turn + 1)[:2], client=site.client)
+        replies.append(upload(question, ones(), events=sent))
+    strategy.aggregate_train(turn, replies)
+    assert why in strategy.tally.failed[1, turn]
+    assert strategy.tally.uploads == 2
+
+
+def test_what_is_told_again_is_booked_once_and_what_was_lost_is_booked_late() -> None:
+    strategy = averaging(agreements=[STAGED] * 3)
+    booked = []
+    for turn, rounds in ((1, [1]), (2, [1, 2]), (3, [1, 2])):
+        questions = asked(strategy, turn)
+        there = [q for q, site in zip(questions, SITES, strict=True) if (site.client, turn) != (1, 2)]
+        replies = []
+        for question in there:
+            client = next(s.client for s in SITES if s.node == question.metadata.dst_node_id)
+            replies.append(upload(question, ones(), events=told(*rounds, client=client)))
+        strategy.aggregate_train(turn, replies)
+        booked.append(sorted((event.client, event.round) for event in strategy.tally.events))
+    assert booked == [[(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 2)], [(1, 2)]]
