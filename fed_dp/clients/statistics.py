@@ -21,7 +21,7 @@ from fed_dp.mechanisms.statistics import Batch, Statistic, deviation, positive, 
 from fed_dp.models import Encoded, FlatNetwork, Vector, head_ridge
 from fed_dp.sharing.update import LARGEST
 
-BATCH = 512  # records whose features are in memory at once; all batches have this size, see below
+BATCH = 128  # records whose features are in memory at once; all batches have this size, see below
 
 
 class StatisticsTrainer:
