@@ -6,8 +6,6 @@ Both on one thread, with the same network, sampling rate and number of steps; al
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
 
 import entries
@@ -57,13 +55,7 @@ def main() -> None:
             nn.functional.nll_loss(private(inputs), labels).backward()
             optimizer.step()
 
-    times: dict[str, list[float]] = {"ours": [], "usual": []}
-    for _ in range(REPEATS + 1):
-        for name, work in (("usual", usual), ("ours", ours)):
-            start = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - start)
-    value, baseline = (statistics.median(times[name][1:]) for name in ("ours", "usual"))
+    baseline, value = entries.medians(usual, ours, repeats=REPEATS + 1, dropped=1)
     entries.add_times("psgd/vs-opacus-loop", value, baseline=baseline, limit=LIMIT)
 
 

@@ -7,8 +7,6 @@ record, the other codings that were considered are printed beside ours.
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,13 +24,8 @@ REPEATS = 300
 
 def alternate(*works: Callable[[], Any]) -> list[float]:
     """Return the median microseconds of each, measured in turn."""
-    times: list[list[float]] = [[] for _ in works]
-    for _ in range(REPEATS):
-        for work, spent in zip(works, times, strict=True):
-            start = time.perf_counter()
-            work()
-            spent.append(1e6 * (time.perf_counter() - start))
-    return [statistics.median(spent[REPEATS // 10 :]) for spent in times]
+    seconds = entries.medians(*works, repeats=REPEATS, dropped=REPEATS // 10)
+    return [1e6 * each for each in seconds]
 
 
 def byte_gaps(indices: Indices) -> int:

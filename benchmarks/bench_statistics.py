@@ -6,9 +6,6 @@ the fit is both stages, encoder, noise and solution included. One epoch is timed
 
 from __future__ import annotations
 
-import statistics
-import time
-
 import entries
 import numpy as np
 
@@ -49,13 +46,7 @@ def main() -> None:
     def epoch() -> None:
         sgd.fit(start, Site(large, y, 0, 1, 0), {})
 
-    times: dict[str, list[float]] = {"fit": [], "epoch": []}
-    for _ in range(REPEATS + 1):
-        for name, work in (("fit", fit), ("epoch", epoch)):
-            began = time.perf_counter()
-            work()
-            times[name].append(time.perf_counter() - began)
-    value, one = (statistics.median(times[name][1:]) for name in ("fit", "epoch"))
+    value, one = entries.medians(fit, epoch, repeats=REPEATS + 1, dropped=1)
     baseline = EPOCHS * one
     entries.add(
         "statistics/vs-cnn", value=value, unit="s", baseline=baseline, ratio=value / baseline, limit=LIMIT

@@ -6,10 +6,24 @@ An entry is {name: {value, unit, baseline, ratio, limit}}; ratios are measured w
 from __future__ import annotations
 
 import json
+import statistics
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 LATEST = Path(__file__).parent / "latest.json"
+
+
+def medians(*works: Callable[[], object], repeats: int, dropped: int) -> list[float]:
+    """Return the median seconds of each, measured in turn; the first `dropped` rounds warm up."""
+    times: list[list[float]] = [[] for _ in works]
+    for _ in range(repeats):
+        for work, spent in zip(works, times, strict=True):
+            began = time.perf_counter()
+            work()
+            spent.append(time.perf_counter() - began)
+    return [statistics.median(spent[dropped:]) for spent in times]
 
 
 def add(

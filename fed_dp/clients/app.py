@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
@@ -175,12 +176,8 @@ def _released(trainer: Trainer, weights: Vector, site: Site, stage: int, noise: 
     """Release a stage's statistic; a paper's trainer draws its own noise and looks at records again."""
     if not isinstance(trainer, Releasing):
         return b""
-    try:
+    with _told_by_kind():
         return trainer.release(weights, site, stage, noise).tobytes()
-    except Exception as error:
-        if isinstance(error, PrivacyError):
-            raise
-        raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
 
 
 def _question(message: Message) -> Question:
@@ -221,7 +218,7 @@ def _work(
     """
     private = noise is not None or released is not None
     trainer = place.trainer
-    try:
+    with _told_by_kind() if private else nullcontext():
         if released is not None and isinstance(trainer, Releasing):
             fit = trainer.follow(weights, released, trainer.stage(site.round), records=len(site.y))
         else:
@@ -229,10 +226,6 @@ def _work(
         data = participant.upload(
             fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
         )
-    except Exception as error:
-        if private and not isinstance(error, PrivacyError):
-            raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
-        raise
     _keep_state(context, fit.state)
     if participant.keeps_local:
         own = weights + fit.change  # all of the change stays here, uploaded or not
@@ -245,6 +238,17 @@ def _work(
         names.DEVICE: device.choose(place.experiment.clients.gpus).type,
     }
     return Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
+
+
+@contextmanager
+def _told_by_kind() -> Iterator[None]:
+    """Tell of what goes wrong by its kind alone: its words may hold records, and an error reply is sent."""
+    try:
+        yield
+    except PrivacyError:
+        raise
+    except Exception as error:
+        raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
 
 
 def _fit(trainer: Trainer, weights: Vector, site: Site, state: State, noise: Noise | None) -> Fit:

@@ -86,6 +86,23 @@ class DataSet:
         return values
 
 
+def divided(
+    name: str,
+    records: Records,
+    test: NDArray[np.bool_],
+    *,
+    classes: int,
+    notes: tuple[str, ...] = (),
+) -> DataSet:
+    """Return a data set of inputs that are stored as they are used; `test` marks its test records."""
+
+    def part(chosen: NDArray[np.bool_]) -> Records:
+        owner = None if records.owner is None else records.owner[chosen]
+        return Records(records.x[chosen], records.y[chosen], owner)
+
+    return DataSet(name, part(~test), part(test), classes, *identity(), notes=notes)
+
+
 def standardised(mean: tuple[float, ...], deviation: tuple[float, ...]) -> tuple[Floats, Floats]:
     """Return (scale, shift) that map bytes 0..255 to (x/255 − mean)/deviation, per channel."""
     means = np.asarray(mean, np.float32).reshape(-1, 1, 1)

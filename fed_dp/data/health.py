@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dp.data.dataset import DataSet, Floats, Records, identity
+from fed_dp.data.dataset import DataSet, Floats, Records, divided
 
 Reals = NDArray[np.float64]
 PEOPLE, DAYS, WEEKS, FRIENDSHIPS, MESSAGES, COMPETITIONS = 254, 300, 48, 1383, 2766, 11_458
@@ -201,12 +201,11 @@ def health_network(*, weekly: bool) -> DataSet:
     owner = np.repeat([f"{person:03d}" for person in range(PEOPLE)], [len(labels) for _, labels, _ in parts])
     test = np.concatenate([now >= 0.8 * (now[-1] + 1) for _, _, now in parts])
     name = "health-weekly" if weekly else "health-daily"
-    return DataSet(
+    return divided(
         name,
-        Records(x[~test], y[~test], owner[~test]),
-        Records(x[test], y[test], owner[test]),
-        2,
-        *identity(),
+        Records(x, y, owner),
+        test,
+        classes=2,
         notes=("generated: a health social network of the shape of YesiWell's", *NOTES),
     )
 

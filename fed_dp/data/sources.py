@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from fed_dp.data import health
-from fed_dp.data.dataset import DataSet, Floats, Records, identity, standardised
+from fed_dp.data.dataset import DataSet, Floats, Records, divided, identity, standardised
 from fed_dp.data.files import File, verified
 from fed_dp.data.formats import (
     read_bytes,
@@ -57,13 +57,7 @@ def _digits(_: Path, __: tuple[File, ...]) -> DataSet:
     images = (bunch.images.astype(np.float32) / 8 - 1)[:, None]  # pixels are 0..16
     labels = bunch.target.astype(np.int64)
     test = every_nth(len(labels), 5)
-    return DataSet(
-        "digits",
-        Records(images[~test], labels[~test]),
-        Records(images[test], labels[test]),
-        10,
-        *identity(),
-    )
+    return divided("digits", Records(images, labels), test, classes=10)
 
 
 # ------------------------------------------------------------------------------------- MNIST
@@ -331,13 +325,7 @@ def _heart(folder: Path, files: tuple[File, ...]) -> DataSet:
     x = HEART_COLUMNS.encode(table, where=str(folder))
     y = (table["num"] > 0).to_numpy().astype(np.int64)
     owner, test = table["hospital"].to_numpy(np.str_), table["test"].to_numpy(bool)
-    return DataSet(
-        "heart",
-        Records(x[~test], y[~test], owner[~test]),
-        Records(x[test], y[test], owner[test]),
-        2,
-        *identity(),
-    )
+    return divided("heart", Records(x, y, owner), test, classes=2)
 
 
 _LIFESNAPS = (
@@ -393,12 +381,11 @@ def _lifesnaps_windows(folder: Path, files: tuple[File, ...]) -> DataSet:
         late.append(now >= 0.8 * len(days))
     records, y, owner = np.concatenate(rows), np.concatenate(labels), np.concatenate(owners)
     test = np.concatenate(late)
-    return DataSet(
+    return divided(
         "lifesnaps-windows",
-        Records(records[~test], y[~test], owner[~test]),
-        Records(records[test], y[test], owner[test]),
-        2,
-        *identity(),
+        Records(records, y, owner),
+        test,
+        classes=2,
         notes=(
             "label: the next recorded day has more steps than this one",
             f"people with fewer than {health.WINDOW + 1} days of steps are left out",
@@ -422,12 +409,11 @@ def _lifesnaps(folder: Path, files: tuple[File, ...]) -> DataSet:
     table, x = table[there], x[there]
     y, owner = table["rises"].to_numpy(np.int64), table["id"].to_numpy(np.str_)
     test = table["position"].to_numpy() >= 0.8
-    return DataSet(
+    return divided(
         "lifesnaps",
-        Records(x[~test], y[~test], owner[~test]),
-        Records(x[test], y[test], owner[test]),
-        2,
-        *identity(),
+        Records(x, y, owner),
+        test,
+        classes=2,
         notes=(
             "label: the next recorded day has more steps than this one",
             "people with a single day of steps have no next day and are left out",

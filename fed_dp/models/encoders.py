@@ -8,6 +8,7 @@ each of them would have chosen. Layers are frozen for gradients; only the head i
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from functools import lru_cache
 
 import numpy as np
@@ -32,7 +33,7 @@ LEAST_VARIANCE = 3e-4  # of the largest: a component of less, or less than none 
 NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
 
 
-class Learnt(nn.Module):
+class Learnt(nn.Module, ABC):
     """A layer that is learnt from one statistic of its inputs.
 
     What `derived` makes of the moments is made anew only when they have changed.
@@ -51,13 +52,13 @@ class Learnt(nn.Module):
             self._made = moments.clone(), parts
         return self._made[1]
 
+    @abstractmethod
     def derived(self, moments: Reals) -> tuple[Reals, ...]:
         """Compute what `forward` needs of the moments."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seen(self, x: Tensor) -> Tensor:
         """Return what the statistic is taken of."""
-        raise NotImplementedError
 
 
 class Encoded(nn.Module):
@@ -122,7 +123,7 @@ class Scattered(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (channels, positions)."""
-        maps = torch.cat([self.transform(part) for part in torch.split(x, 32)])
+        maps: Tensor = self.transform(x)
         return (maps.flatten(2) - self.mean) * self.scale
 
 
@@ -139,9 +140,8 @@ def _public_constants(height: int, width: int) -> tuple[Reals, Reals]:
     strokes = np.clip(1.5 - np.abs(field) / field.std() * 4, 0, 1)
     images = (strokes - strokes.mean()) / strokes.std()
     with torch.no_grad():
-        transform = Scattering(height, width)
         inputs = torch.from_numpy(images[:, None].astype(np.float32))
-        maps = torch.cat([transform(part) for part in torch.split(inputs, 32)]).double().numpy()
+        maps = Scattering(height, width)(inputs).double().numpy()
     return maps.mean((0, 2, 3)), maps.std((0, 2, 3)) + 1e-6
 
 
@@ -235,6 +235,11 @@ class RandomProjection(nn.Module):
         return unit(x.flatten(1)) @ self.directions
 
 
+def both_signs(x: Tensor) -> Tensor:
+    """Return max(x, 0) and max(−x, 0), as channels."""
+    return torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
+
+
 class PatchFilters(Learnt):
     """Convolution with the leading principal components of patches, both signs, average pooling.
 
@@ -275,8 +280,7 @@ class PatchFilters(Learnt):
         squares = functional.conv2d(padded * padded, self.box)
         norm = (squares - total * total / numbers).clamp_min(NORM_FLOOR**2).sqrt()
         responses = functional.conv2d(padded, bank) / norm  # filters have no mean: the patch's drops out
-        both = torch.cat([functional.relu(responses), functional.relu(-responses)], dim=1)
-        return functional.avg_pool2d(both, self._pool, ceil_mode=True)
+        return functional.avg_pool2d(both_signs(responses), self._pool, ceil_mode=True)
 
     def derived(self, moments: Reals) -> tuple[Reals, ...]:
         """Return the filters."""
@@ -299,8 +303,7 @@ class BehaviourFilters(PatchFilters):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return pooled responses, attributes and influence, each part of norm about 1."""
-        maps = super().forward(x[:, :, :-1]).flatten(1)
-        return torch.cat([unit(maps), unit(x[:, 0, -2]), 2 * x[:, 0, -1, :1] - 1], dim=1)
+        return _beside(super().forward(x[:, :, :-1]), x)
 
 
 class Behaviour(nn.Module):
@@ -308,8 +311,13 @@ class Behaviour(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what dPAH's hidden units see."""
-        past, now, friends = x[:, 0, :-2].flatten(1), x[:, 0, -2], x[:, 0, -1, :1]
-        return torch.cat([unit(past), unit(now), 2 * friends - 1], dim=1)
+        return _beside(x[:, 0, :-2], x)
+
+
+def _beside(part: Tensor, x: Tensor) -> Tensor:
+    """Return a part of norm 1 with the attributes of now and the influence of friends beside it."""
+    now, friends = x[:, 0, -2], x[:, 0, -1, :1]
+    return torch.cat([unit(part.flatten(1)), unit(now), 2 * friends - 1], dim=1)
 
 
 def pooled(size: int, pool: int) -> int:

@@ -25,6 +25,7 @@ from fed_dp.models.encoders import (
     RandomFeatures,
     RandomProjection,
     Scattered,
+    both_signs,
     pooled,
 )
 from fed_dp.models.paper import AutoEncoder, Cdbn, attributes_of
@@ -322,8 +323,7 @@ class BothSigns(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return twice as many channels."""
-        both: Tensor = torch.cat([functional.relu(x), functional.relu(-x)], dim=1)
-        return both
+        return both_signs(x)
 
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {

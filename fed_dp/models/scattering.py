@@ -16,6 +16,7 @@ from torch.nn import functional
 
 SCALES, ANGLES = 2, 8  # J, L
 CHANNELS = 1 + SCALES * ANGLES + ANGLES**2 * SCALES * (SCALES - 1) // 2  # 81
+BATCH = 32
 MARGIN = 2**SCALES  # pixels on each side, reflected, before the circular convolution
 
 
@@ -47,7 +48,10 @@ class Scattering(nn.Module):
                 self.register_buffer(f"{name}_{octave}", torch.from_numpy(low), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform a batch of images."""
+        """Transform images, few at a time: larger batches leave the processor's cache."""
+        return torch.cat([self._transformed(part) for part in torch.split(x, BATCH)])
+
+    def _transformed(self, x: Tensor) -> Tensor:
         x = functional.pad(x, self._padding, mode="reflect")
         spectrum = torch.fft.fft2(x)[:, :, None]
         fine = torch.fft.ifft2(spectrum * self.wavelets_0).abs()

@@ -9,8 +9,8 @@ import numpy as np
 from fed_dp.mechanisms.noise import Reals
 from fed_dp.mechanisms.statistics import Amount, Statistic, deviation, minimiser
 from fed_dp.models.encoders import Encoded
-from fed_dp.models.flat import FlatNetwork, Vector
-from fed_dp.models.networks import Options, Shape
+from fed_dp.models.flat import Vector
+from fed_dp.models.networks import Options, Shape, build
 
 LEAST_RIDGE = 1e-6  # of a mean of matrices of norm 1
 
@@ -28,7 +28,7 @@ class Solver:
     """Put the mean of a stage's statistic into a network's weights: moments as they are, heads solved."""
 
     def __init__(self, name: str, shape: Shape, classes: int, options: Options, *, cross: float) -> None:
-        network = FlatNetwork(name, shape, classes, options=options).network
+        network = build(name, shape, classes, options)
         assert isinstance(network, Encoded)  # by schema
         self.statistics: list[Statistic] = [layer.statistic for layer in network.learnt]
         self._head = network.head_statistics(cross)
