@@ -142,8 +142,8 @@ class PaperTrainer:
 
         def objective(x: Tensor, y: Tensor) -> Tensor:
             target = y[:, None].float() if count == 1 else functional.one_hot(y, count).float()
-            logits = network.features(x) @ network.head
-            found = self._cross_entropy(logits, target) + self._extra(network.head.T, linear, square)
+            found = self._cross_entropy(network.logits(x), target)
+            found = found + self._extra(network.head.T, linear, square)
             return found + 1e-5 * network.head.abs().sum()  # the papers' L1
 
         return objective

@@ -42,6 +42,12 @@ class Approximation:
         return float(np.abs(Polynomial(self.coefficients)(x) - expit(x)).max())
 
     @property
+    def range(self) -> tuple[float, float]:
+        """Its values at −1 and 1."""
+        low, high = Polynomial(self.coefficients)(np.array([-1.0, 1.0]))
+        return float(low), float(high)
+
+    @property
     def weight(self) -> float:
         """Σ |a_l|, which the sensitivity of the energy is proportional to."""
         return float(np.abs(self.coefficients).sum())

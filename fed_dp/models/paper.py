@@ -30,6 +30,15 @@ def outputs(classes: int) -> int:
     return 1 if classes == 2 else classes
 
 
+def offset(classes: int) -> float:
+    """Return the logit that truncated cross-entropy asks for where all classes are alike: 4 (1/classes − ½).
+
+    The papers' heads have no intercept. Without this public constant, units of a network of many classes
+    are first of all driven to be that intercept, saturate, and stay there.
+    """
+    return 4 / classes - 2
+
+
 def log_probabilities(logits: Tensor) -> Tensor:
     """Return log-probabilities of all classes from logistic outputs."""
     if logits.shape[1] == 1:
@@ -59,7 +68,7 @@ class AutoEncoder(nn.Module):
         self.bounds = nn.Parameter(
             torch.tensor([[0.0], [1.0]]).repeat(layers, hidden), requires_grad=False
         )  # γ and φ of each layer, in turn
-        self.head = nn.Parameter(torch.zeros(hidden, outputs(classes)))
+        self.head, self.offset = nn.Parameter(torch.zeros(hidden, outputs(classes))), offset(classes)
 
     def given(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return what the first layer reconstructs, and what else is added to its hidden units."""
@@ -91,9 +100,14 @@ class AutoEncoder(nn.Module):
         """Return the head's inputs."""
         return self.below(x, len(self.tied))[0]
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logistic outputs before their sigmoid."""
+        found: Tensor = self.features(x) @ self.head + self.offset
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities."""
-        return log_probabilities(self.features(x) @ self.head)
+        return log_probabilities(self.logits(x))
 
 
 class Crbm(nn.Module):
@@ -105,8 +119,9 @@ class Crbm(nn.Module):
 
     def __init__(self, channels: int, filters: int, size: Size, beside: int) -> None:
         super().__init__()
-        bound = 1 / math.sqrt(channels * size[0] * size[1])
-        self.filters = nn.Parameter(torch.empty(filters, channels, *size).uniform_(-bound, bound))
+        bound = 3 / math.sqrt(channels * size[0] * size[1])
+        drawn = torch.empty(filters, channels, *size).uniform_(-bound, bound)
+        self.filters = nn.Parameter(drawn - drawn.mean((1, 2, 3), keepdim=True))  # blind to what is constant
         self.bias = nn.Parameter(torch.zeros(filters))  # b_k
         self.visible = nn.Parameter(torch.zeros(1))  # c
         self.dynamic = nn.Parameter(torch.zeros(beside, filters + 1)) if beside else None  # B, η_k and A, η
@@ -180,6 +195,7 @@ class Cdbn(nn.Module):
         pooled = channels * height * width
         self.units = None if self.behaviour else nn.Linear(pooled, hidden)
         self.head = nn.Parameter(torch.zeros(pooled if self.behaviour else hidden, outputs(classes)))
+        self.offset = offset(classes)
         self.dropout = nn.Dropout(0.5)
 
     def given(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -190,26 +206,32 @@ class Cdbn(nn.Module):
         return v[:, :, :-1], torch.cat([v[:, 0, -2], x[:, 0, -1, :1]], dim=1)
 
     def below(self, x: Tensor, layer: int) -> tuple[Tensor, Tensor | None]:
-        """Return the visible units of a layer."""
+        """Return the visible units of a layer, in [0, 1]: a polynomial on [−1, 1] has a smaller range."""
         v, beside = self.given(x)
+        low, high = (0.0, 1.0) if self.polynomial is None else self.polynomial.range
         for lower in range(layer):
             crbm = self.layers[lower]
             assert isinstance(crbm, Crbm)
             h = crbm.probability(crbm.total(v, beside), self.polynomial)
             v = functional.max_pool2d(h, (min(2, h.shape[2]), min(2, h.shape[3])))
+            v = (v - low) / (high - low)
         return v, beside
 
     def features(self, x: Tensor) -> Tensor:
         """Return the head's inputs, in [−1, 1]."""
-        pooled = self.below(x, len(self.layers))[0].flatten(1)
-        # Pooled units are near ½, by the polynomial above all.
-        found = 2 * pooled - 1 if self.units is None else torch.sigmoid(self.units(8 * pooled - 4))
+        pooled = 2 * self.below(x, len(self.layers))[0].flatten(1) - 1
+        found = pooled if self.units is None else torch.tanh(self.units(pooled))
         dropped: Tensor = self.dropout(found)
         return dropped
 
+    def logits(self, x: Tensor) -> Tensor:
+        """Return the logistic outputs before their sigmoid."""
+        found: Tensor = self.features(x) @ self.head + self.offset
+        return found
+
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities."""
-        return log_probabilities(self.features(x) @ self.head)
+        return log_probabilities(self.logits(x))
 
 
 def _spread(inputs: int, hidden: int) -> Tensor:
