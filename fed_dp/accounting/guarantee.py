@@ -116,6 +116,48 @@ GUARANTEES = {
             "changes with every step and with the records; one noisy copy for all groups, budget shared "
             "by layers and head, sensitivity over the domain",
         ),
+        Guarantee(
+            "adlm_paper",
+            "claimed",
+            "record",
+            "replace one",
+            "AdLM and ILM (Phan et al. 2017) divide the noise of every input and label by the batch size, as "
+            "if a batch's draws added up to one draw (their sum is √batch smaller than its lemmas need); and "
+            "relevance comes from a network trained on the records without noise",
+        ),
+        Guarantee(
+            "adlm_as_released",
+            "refuted",
+            "record",
+            "replace one",
+            "AdLM's and ILM's released program adds one and the same noise image to all records: the "
+            "difference of any two of them is exact",
+        ),
+        Guarantee(
+            "svm",
+            "proved",
+            "record",
+            "replace one",
+            "output perturbation (Rubinstein et al. 2012; Chaudhuri et al. 2011): ½‖w‖² + (C/n) Σ hinge with "
+            "‖z‖ ≤ 1 is 1-strongly convex, so that one record moves w by at most 2C/n, and by as much more "
+            "as the solver's certified accuracy allows; several one-vs-rest problems share the budget",
+        ),
+        Guarantee(
+            "svm_paper",
+            "proved",
+            "record",
+            "replace one",
+            "Algorithm 1 of Li et al. 2014 with C divided by n: its Laplace noise of scale 2^2.5 C √D/(n ε) "
+            "is twice what the sensitivity 2C/n asks for",
+        ),
+        Guarantee(
+            "svm_as_printed",
+            "refuted",
+            "record",
+            "replace one",
+            "Eq. 3 of Li et al. 2014 as printed does not divide C by n, but the noise is: one record moves w "
+            "by up to 2C, which costs nε/2",
+        ),
     )
 }
 WORST: tuple[Status, ...] = ("refuted", "claimed", "proved")

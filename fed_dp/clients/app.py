@@ -30,8 +30,9 @@ from fed_dp.errors import DataError, PrivacyError, RunError, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.experiment.release import Agreement, agreement, budget_of
+from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
-from fed_dp.models import Vector, initial_weights, use_one_thread
+from fed_dp.models import Vector, use_one_thread
 from fed_dp.sharing import message as names
 
 app = ClientApp()
@@ -44,7 +45,7 @@ class _Workplace:
     experiment: Experiment
     federation: Federation
     trainer: Trainer
-    start: Vector  # the parameters that everybody begins with
+    size: int  # of the model
 
 
 @lru_cache(maxsize=1)
@@ -53,11 +54,7 @@ def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Wor
     experiment = from_run_config(dict(config))
     members = federation(experiment)
     trainer, net = make_trainer(experiment, members.dataset)
-    data = members.dataset
-    start = initial_weights(
-        net.name, data.shape, data.classes, seed=experiment.seed, options=experiment.network
-    )
-    return _Workplace(experiment, members, trainer, start)
+    return _Workplace(experiment, members, trainer, net.size)
 
 
 def _at_work(context: Context) -> tuple[_Workplace, int]:
@@ -104,10 +101,10 @@ def train(message: Message, context: Context) -> Message:
     """
     place, client = _at_work(context)
     question = _question(message)
-    experiment, size = place.experiment, place.start.size
+    experiment, size = place.experiment, place.size
     agreed = agreement(experiment, client=client, size=size)
     participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
-    weights = participant.download(question.data, _local(context, place.start))
+    weights = participant.download(question.data, lambda: _local(context, place))
     x, y = place.federation.client(client)
     site = Site(x, y, client, question.turn, experiment.seed)
     if agreed is None:
@@ -322,9 +319,12 @@ def keep_books(context: Context, books: VirtualBooks) -> None:
     )
 
 
-def _local(context: Context, start: Vector) -> Vector:
+def _local(context: Context, place: _Workplace) -> Vector:
+    """Return the client's own parameters; before its first turn, those that everybody begins with."""
     record = context.state.get(LOCAL)
-    return record[LOCAL].numpy() if isinstance(record, ArrayRecord) else start
+    if isinstance(record, ArrayRecord):
+        return record[LOCAL].numpy()
+    return starting_weights(place.experiment, place.federation)
 
 
 def _load_state(context: Context) -> State:

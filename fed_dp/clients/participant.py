@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fed_dp import seeds
@@ -34,15 +35,15 @@ class Participant:
         partly = share(options.download_share(client), size) < size
         return cls(size, _selector(experiment, options, client, size, release), partly, options.precision)
 
-    def download(self, data: bytes, local: Vector) -> Vector:
-        """Replace the local parameters that were downloaded (step 1)."""
+    def download(self, data: bytes, local: Callable[[], Vector]) -> Vector:
+        """Replace the local parameters that were downloaded (step 1); all of them, or a part."""
         try:
             update = decode(data, size=self.size, most=self.size)
         except UploadRefused as error:
             raise RunError(f"weights from the server: {error}") from None
         if update.indices is None:
             return update.values
-        weights = local.copy()
+        weights = local().copy()
         update.overwrite(weights)
         return weights
 
@@ -66,6 +67,7 @@ def _selector(
     bound = LARGEST if options.bound is None else options.bound
     if options.selection == "sparse_vector":
         assert isinstance(release, SparseVector)  # by agreement
+        assert experiment.privacy.variant != "paper_as_released"  # by schema
         return SparseVectorSelector(
             count, bound, options.threshold, release.epsilon, experiment.privacy.variant, options.split
         )

@@ -1,27 +1,52 @@
-"""dPA and pCDBN in their proved form: statistics are released once, and training is what follows from them.
+"""dPA, pCDBN, AdLM and ILM in their proved form: statistics released once; training follows from them.
 
 The encoder is fixed (random features, wavelet scattering) or learnt in earlier stages from released
-moments (principal components, patch filters); then the head's statistics are released. Every later
-turn starts from what was released and from public weights: it needs no record and costs nothing.
+moments (principal components, patch filters), or fitted to public records (relevance); then the head's
+statistics are released. Every later turn starts from what was released and from public weights: it needs
+no record and costs nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fed_dp.accounting import Release
 from fed_dp.clients.trainer import Fit, Site, State
-from fed_dp.experiment import Dpa, Pcdbn
+from fed_dp.experiment import Functional
 from fed_dp.experiment.release import amount
 from fed_dp.mechanisms import Noise
-from fed_dp.mechanisms.statistics import Batch, Statistic, deviation, positive, release
-from fed_dp.models import Encoded, FlatNetwork, Vector, head_ridge
+from fed_dp.mechanisms.statistics import (
+    Batch,
+    HeadStatistics,
+    OfHead,
+    Statistic,
+    deviation,
+    positive,
+    release,
+)
+from fed_dp.models import Encoded, FlatNetwork, Vector, solved_head
 from fed_dp.sharing.update import LARGEST
 
 BATCH = 128  # records whose features are in memory at once; all batches have this size, see below
+
+
+def batches(site: Site, seen: Callable[[Tensor], Tensor], *, device: torch.device) -> Iterator[Batch]:
+    """Yield what is seen of the records, and their labels.
+
+    The last batch is filled up: what is computed of a record must not depend on how many others there
+    are, and libraries choose their order of summation by the size of a batch.
+    """
+    with torch.no_grad():
+        for start in range(0, len(site.y), BATCH):
+            y = site.y[start : start + BATCH]
+            x = np.zeros((BATCH, *site.x.shape[1:]), np.float32)
+            x[: len(y)] = site.x[start : start + BATCH]
+            yield seen(torch.from_numpy(x).to(device))[: len(y)].cpu().numpy(), y
 
 
 class StatisticsTrainer:
@@ -30,22 +55,24 @@ class StatisticsTrainer:
     Guarantee: that of `statistics.release`, for each stage; proved. Neighbours: add or remove one record.
     `stages` are what is released, or None where nothing is perturbed. `sites` is how many share a model:
     the noise in it is that of all of them. With `sends_statistics` the upload is the statistic itself.
+    `step` is how far a site moves the model towards its own class means, of the whole way.
     """
 
     spends = True
 
     def __init__(
         self,
-        config: Dpa | Pcdbn,
+        config: Functional,
         net: FlatNetwork,
         *,
         stages: tuple[Release, ...] | None,
         sites: int,
         sends_statistics: bool,
+        step: float = 1.0,
     ) -> None:
         assert isinstance(net.network, Encoded)  # by schema
         self._config, self._net, self._network = config, net, net.network
-        self._sites, self._sends_statistics = sites, sends_statistics
+        self._sites, self._sends_statistics, self._step = sites, sends_statistics, step
         self._stages = len(net.network.learnt) + 1
         self._amounts = [amount(stage) for stage in stages] if stages else [None] * self._stages
         self.spends = stages is not None
@@ -75,7 +102,8 @@ class StatisticsTrainer:
         if stage < self._stages:
             change[where] = released - weights[where]
         else:
-            change[where] = self._descend(weights[where], released, records)
+            self._net.load(weights)
+            change[where] = self._towards(weights[where], released, records)
         return Fit(change)
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
@@ -87,36 +115,40 @@ class StatisticsTrainer:
     def _statistic(self, stage: int) -> Statistic:
         if stage < self._stages:
             return self._network.learnt[stage - 1].statistic
+        return self._head()
+
+    def _head(self) -> OfHead:
         return self._network.head_statistics(self._config.cross)
 
     def _segment(self, stage: int) -> slice:
+        if stage == self._stages:
+            return slice(self._net.size - self._network.head.weight.numel(), self._net.size)
         sizes = [layer.statistic.size for layer in self._network.learnt]
         start = sum(sizes[: stage - 1])
-        return slice(start, start + sizes[stage - 1] if stage < self._stages else self._net.size)
+        return slice(start, start + sizes[stage - 1])
 
     def _batches(self, site: Site, stage: int) -> Iterator[Batch]:
-        """Yield the records as a stage's statistic takes them.
-
-        The last batch is filled up: what is computed of a record must not depend on how many others there
-        are, and libraries choose their order of summation by the size of a batch.
-        """
+        """Yield the records as a stage's statistic takes them."""
         network, last = self._network, stage == self._stages
-        with torch.no_grad():
-            for start in range(0, len(site.y), BATCH):
-                y = site.y[start : start + BATCH]
-                x = np.zeros((BATCH, *site.x.shape[1:]), np.float32)
-                x[: len(y)] = site.x[start : start + BATCH]
-                inputs = torch.from_numpy(x).to(self._net.device)
-                seen = network.features(inputs) if last else network.before(inputs, stage - 1)
-                yield seen[: len(y)].cpu().numpy(), y
+        return batches(
+            site,
+            lambda x: network.features(x) if last else network.before(x, stage - 1),
+            device=self._net.device,
+        )
 
-    def _descend(self, weights: Vector, released: Vector, records: int) -> Vector:
+    def _towards(self, weights: Vector, released: Vector, records: int) -> Vector:
+        """Return the head's way to what its statistic asks for: a step of it, or some steps of descent."""
+        statistic, amount = self._head(), self._amounts[-1]
+        if isinstance(statistic, HeadStatistics):
+            return self._descend(statistic, weights, released, records)
+        wanted = solved_head(statistic, released, amount=amount, ridge=self._config.ridge, records=records)
+        return (self._step * (wanted - weights)).astype(np.float32)
+
+    def _descend(self, statistic: HeadStatistics, weights: Vector, released: Vector, records: int) -> Vector:
         """Take accelerated gradient steps on ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C from the given weights."""
-        statistic = self._network.head_statistics(self._config.cross)
         gram, cross = statistic.unpack(released)
-        noise = deviation(statistic, self._amounts[-1]) / records
-        ridge = head_ridge(self._config.ridge, noise, features=statistic.features, sites=self._sites)
-        gram = positive(gram) + ridge * np.eye(len(gram))
+        noise = deviation(statistic, self._amounts[-1]) / (records * math.sqrt(self._sites))
+        gram = positive(gram) + statistic.ridge(self._config.ridge, noise) * np.eye(len(gram))
         step = 1 / float(np.linalg.eigvalsh(gram)[-1])
         start = weights.reshape(statistic.classes, statistic.features).T.astype(np.float64)
         here = ahead = start

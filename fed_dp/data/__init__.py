@@ -8,6 +8,7 @@ from fed_dp.data.dataset import DataSet, Records
 from fed_dp.data.files import File, fetch, home
 from fed_dp.data.folder import FolderOptions, read_folder
 from fed_dp.data.health import without_influence
+from fed_dp.data.public import public_digits
 from fed_dp.data.sources import SOURCES, Source
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "fetch",
     "folder_of",
     "home",
+    "public_digits",
     "read",
     "read_folder",
     "without_influence",

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from fed_dp.experiment.schema import Data, Dpa, Dssgd, Experiment, Pcdbn, Psgd, Sgd
+from fed_dp.experiment.schema import (
+    Data,
+    Dpa,
+    Dssgd,
+    Experiment,
+    Functional,
+    LaplaceMechanism,
+    Pcdbn,
+    Psgd,
+    Sgd,
+    Svm,
+)
 from fed_dp.experiment.source import (
     build,
     from_run_config,
@@ -21,9 +32,12 @@ __all__ = [
     "Dpa",
     "Dssgd",
     "Experiment",
+    "Functional",
+    "LaplaceMechanism",
     "Pcdbn",
     "Psgd",
     "Sgd",
+    "Svm",
     "build",
     "from_run_config",
     "load_experiment",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fed_dp import data, seeds
 from fed_dp.data import partition
-from fed_dp.data.dataset import DataSet, Floats, Integers
-from fed_dp.errors import RunError
+from fed_dp.data.dataset import DataSet, Floats, Integers, Records
+from fed_dp.errors import PartitionError, RunError
 from fed_dp.experiment.schema import Data, Dirichlet, Experiment, FixedFraction, Natural, Shards
 
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once
@@ -24,6 +24,7 @@ class Federation:
     parts: tuple[Integers, ...]
     sites_per_record: int
     notes: tuple[str, ...] = ()
+    public: tuple[Floats, Integers] | None = None  # inputs and labels that everybody may look at
 
     def rows(self, index: int) -> Integers:
         """Return which training records one client holds."""
@@ -39,12 +40,49 @@ class Federation:
 
 def federation(experiment: Experiment) -> Federation:
     """Read the data set and divide its training records as the experiment says."""
-    dataset = load(experiment.data)
-    parts = _divide(experiment, dataset)
+    whole, section = load(experiment.data), experiment.data
+    rest = np.arange(len(whole.train))
+    public = None
+    notes = list(whole.notes)
+    if section.public_data == "digits":
+        public = data.public_digits(whole)
+        notes.append(f"{len(public[1])} public records: scikit-learn's digits, enlarged")
+    if section.public_records:
+        chosen = _public_rows(section.public_records, experiment.seed, len(rest))
+        rest = np.setdiff1d(rest, chosen)
+        public = whole.inputs(whole.train, chosen), whole.train.y[chosen]
+        notes.append(
+            f"{len(chosen)} training records are set aside and taken to be public: no ε protects them"
+        )
+    dataset, rest = _folded(experiment, whole, rest)
+    parts = [rest[part] for part in _divide(experiment, dataset, rest)]
     widest = partition.overlap(parts, len(dataset.train))
     if experiment.strategy.name == "centralised":
         parts, widest = [np.unique(np.concatenate(parts))], 1
-    return Federation(dataset, tuple(parts), widest, (*dataset.notes, *_left_out(experiment, dataset)))
+    if experiment.strategy.name == "public":
+        parts, widest = [chosen], 1
+    notes += _left_out(experiment, dataset)
+    return Federation(dataset, tuple(parts), widest, tuple(notes), public)
+
+
+def _public_rows(count: int, seed: int, records: int) -> Integers:
+    if count >= records:
+        raise PartitionError(f"data.public_records = {count}: there are only {records} training records")
+    return np.sort(seeds.generator(seed, "public records").choice(records, count, replace=False))
+
+
+def _folded(experiment: Experiment, dataset: DataSet, rest: Integers) -> tuple[DataSet, Integers]:
+    """Put one fold of the training records in the place of the test records, for cross-validation."""
+    folds = experiment.data.folds
+    if folds is None:
+        return dataset, rest
+    if folds > len(rest):
+        raise PartitionError(f"data.folds = {folds}: there are only {len(rest)} training records")
+    shuffled = seeds.generator(experiment.seed, "folds").permutation(rest)
+    out = np.sort(np.array_split(shuffled, folds)[experiment.data.fold])
+    train = dataset.train
+    test = Records(train.x[out], train.y[out], None if train.owner is None else train.owner[out])
+    return replace(dataset, test=test), np.setdiff1d(rest, out)
 
 
 def _left_out(experiment: Experiment, dataset: DataSet) -> list[str]:
@@ -71,13 +109,15 @@ def adopt(section: Data, dataset: DataSet) -> None:
 
 
 def _key(section: Data) -> str:
-    return section.model_dump_json(exclude={"partition"})
+    return section.model_dump_json(exclude={"partition", "public_records", "public_data", "folds", "fold"})
 
 
 def _read(section: Data) -> DataSet:
     path = None if section.path is None else Path(section.path)
     if section.name != "folder":
         found = data.read(section.name, path)
+        if section.attributes is not None:
+            found = _with_attributes(found, section.attributes)
         return found if section.influence else data.without_influence(found)
     assert path is not None  # these three by schema
     assert section.bounds is not None
@@ -95,19 +135,29 @@ def _read(section: Data) -> DataSet:
     )
 
 
-def _divide(experiment: Experiment, dataset: DataSet) -> list[Integers]:
+def _with_attributes(dataset: DataSet, count: int) -> DataSet:
+    train, test = (
+        Records(records.x[:, :count].astype(np.float32), records.y, records.owner)
+        for records in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test)
+
+
+def _divide(experiment: Experiment, dataset: DataSet, rest: Integers) -> list[Integers]:
+    """Divide the records `rest`; the parts are places in it."""
     how, clients, train = experiment.data.partition, experiment.clients.count, dataset.train
+    labels, owner = train.y[rest], None if train.owner is None else train.owner[rest]
     rng = seeds.generator(experiment.seed, "partition")
     match how:
         case FixedFraction():
-            return partition.fixed_fraction(len(train), clients=clients, fraction=how.fraction, rng=rng)
+            return partition.fixed_fraction(len(rest), clients=clients, fraction=how.fraction, rng=rng)
         case Dirichlet():
             return partition.dirichlet(
-                train.y, clients=clients, alpha=how.alpha, min_records=how.min_records, rng=rng
+                labels, clients=clients, alpha=how.alpha, min_records=how.min_records, rng=rng
             )
         case Shards():
-            return partition.shards(train.y, clients=clients, per_client=how.per_client, rng=rng)
+            return partition.shards(labels, clients=clients, per_client=how.per_client, rng=rng)
         case Natural():
-            return partition.natural(train.owner, clients=clients)
+            return partition.natural(owner, clients=clients)
         case _:
-            return partition.iid(len(train), clients=clients, rng=rng)
+            return partition.iid(len(rest), clients=clients, rng=rng)

@@ -29,7 +29,13 @@ MODEL_OPTIONS: dict[str, tuple[str, ...]] = {
     "dpah": ("hidden", "layers"),
     "cdbn": ("filters", "hidden"),
     "cdbn-behaviour": ("filters",),
+    "class-sums": (),
+    "relevant-pixels": (),
+    "relevant-scattering": ("features",),
+    "adlm-cnn": ("filters", "hidden"),
+    "rbf": ("features", "width"),
 }
+RELEVANCE_MODELS = ("class-sums", "relevant-pixels", "relevant-scattering")
 # Which networks a trainer of the functional mechanism fits, proved and as its paper has it.
 FUNCTIONAL_MODELS = {
     "dpa": (
@@ -44,19 +50,50 @@ FUNCTIONAL_MODELS = {
         ("auto-encoder", "dpah"),
     ),
     "pcdbn": (("patch-filters", "patch-behaviour"), ("cdbn", "cdbn-behaviour")),
+    "adlm": (RELEVANCE_MODELS, ("adlm-cnn",)),
+    "ilm": (RELEVANCE_MODELS, ("adlm-cnn",)),
 }
 BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "behaviour-linear", "patch-behaviour")
 BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
 PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
 STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
+# What else than 'proved' a mechanism comes as.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "sparse_vector": ("paper", "paper_as_printed"),
+    "dpa": ("paper", "paper_as_printed"),
+    "pcdbn": ("paper",),
+    "adlm": ("paper", "paper_as_released"),
+    "ilm": ("paper", "paper_as_released"),
+    "svm": ("paper", "paper_as_printed"),
+}
 _PROVED_KEYS = ("encoder_share", "cross", "ridge", "local_steps")
-_PAPER_KEYS = ("truncate", "learning_rate", "batch_size", "local_epochs", "approximation", "degree")
+_PAPER_KEYS = (
+    "truncate", "learning_rate", "batch_size", "local_epochs", "approximation", "degree",
+    "relevance_share", "label_share", "relevance_epochs",
+)  # fmt: skip
 
 
 def check_pair(experiment: Experiment) -> None:
     """Refuse a trainer with a network it does not fit, and keys of the form that it has not."""
     trainer: Any = experiment.trainer
-    model, strategy = experiment.model, experiment.strategy
+    model, strategy, data = experiment.model, experiment.strategy, experiment.data
+    if (model.name == "rbf") != (trainer.name == "svm"):
+        raise ValueError(
+            f"model.name = {model.name!r}, trainer.name = {trainer.name!r}: 'rbf' and 'svm' go together"
+        )
+    there = data.public_records or data.public_data
+    if not there and (
+        experiment.fits_to_public or (trainer.name == "adlm" and model.name in RELEVANCE_MODELS)
+    ):
+        what = "trainer.frequencies = 'public'" if trainer.name == "svm" else "trainer.name = 'adlm'"
+        raise ValueError(
+            f"{what} needs public records: set data.public_records, or data.public_data = 'digits'"
+        )
+    if data.public_data and not experiment.fits_to_public:
+        raise ValueError(
+            f"data.public_data = {data.public_data!r}: model.name = {model.name!r} with trainer.name = "
+            f"{trainer.name!r} is not fitted to public records"
+        )
     if trainer.name not in FUNCTIONAL_MODELS:
         if (encoded := model.name in STATISTICS_MODELS) or model.name in PAPER_MODELS:
             owner = next(t for t, (p, q) in FUNCTIONAL_MODELS.items() if model.name in p + q)
@@ -68,7 +105,7 @@ def check_pair(experiment: Experiment) -> None:
         if strategy.name == "statistics":
             raise ValueError(
                 f"strategy.name = 'statistics': trainer.name = {trainer.name!r} has no statistics; "
-                "allowed: dpa, pcdbn"
+                f"allowed: {', '.join(FUNCTIONAL_MODELS)}"
             )
         return
     proved, paper = FUNCTIONAL_MODELS[trainer.name]
@@ -127,4 +164,99 @@ def check_pair(experiment: Experiment) -> None:
         raise ValueError(
             f"data.name = {experiment.data.name!r}: model.name = {model.name!r} needs records of behaviour; "
             f"allowed: {', '.join(BEHAVIOUR_DATA)}"
+        )
+
+
+def check_privacy(experiment: Experiment) -> None:
+    """Refuse a privacy key that nothing holds to, and a mechanism without what it needs."""
+    trainer: Any = experiment.trainer
+    privacy, strategy, mechanism = experiment.privacy, experiment.strategy, experiment.mechanism
+    if mechanism is None:
+        if getattr(trainer, "perturb", None) is False and privacy != type(privacy)():
+            raise ValueError("trainer.perturb = false adds no noise: no privacy key can hold")
+        for key, default in type(privacy)().model_dump().items():
+            if (value := getattr(privacy, key)) != default:
+                raise ValueError(
+                    f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
+                    "cannot hold; allowed with trainer.name = 'psgd', 'dpa', 'pcdbn', 'adlm', 'ilm' or "
+                    "'svm', or with strategy.selection = 'sparse_vector' or 'random_mask'"
+                )
+        return
+    key, name = mechanism
+    if key != "trainer.name" and hasattr(trainer, "perturb"):
+        raise ValueError(
+            f"{key} = {name!r}: trainer.name = {trainer.name!r} has a privacy of its own "
+            "(trainer.perturb); allowed: largest_values, random_with_threshold"
+        )
+    if key != "trainer.name" and trainer.name == "psgd":
+        raise ValueError(
+            f"{key} = {name!r}: trainer.name = {trainer.name!r} is private already, and selecting what "
+            "is private costs nothing; allowed: largest_values, random_with_threshold"
+        )
+    needs_delta = name in ("psgd", "random_mask")
+    for part in ("budget_epsilon", *(("delta",) if needs_delta else ())):
+        if getattr(privacy, part) is None:
+            raise ValueError(
+                f"privacy.{part} is missing: {key} = {name!r} needs privacy.budget_epsilon > 0"
+                + (" and 0 < privacy.delta < 1" if needs_delta else "")
+            )
+    others = VARIANTS.get(name, ())
+    if privacy.variant != "proved" and privacy.variant not in others:
+        has = f"has 'proved'{''.join(f', {other!r}' for other in others)}" if others else "has only 'proved'"
+        raise ValueError(f"privacy.variant = {privacy.variant!r}: {key} = {name!r} {has}")
+    if name in FUNCTIONAL_MODELS:
+        _check_paper_form(experiment)
+    elif name == "svm":
+        _check_svm(experiment)
+    if privacy.noise_source == "secure" and name == "psgd":
+        raise ValueError(
+            "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
+            "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
+        )
+    if getattr(strategy, "split", "lyu") != "lyu" and privacy.variant != "proved":
+        raise ValueError(
+            f"strategy.split = {strategy.split!r}: privacy.variant = {privacy.variant!r} has its own"  # type: ignore[union-attr]
+        )
+
+
+def _check_paper_form(experiment: Experiment) -> None:
+    model, privacy = experiment.model, experiment.privacy
+    of_paper = model.name in PAPER_MODELS
+    if of_paper != (privacy.variant != "proved"):
+        wanted = "'paper', which is only claimed," if of_paper else "'proved'"
+        raise ValueError(
+            f"privacy.variant = {privacy.variant!r}: model.name = {model.name!r} is trained as "
+            f"{wanted} with trainer.name = {experiment.trainer.name!r}"
+        )
+    if of_paper and privacy.delta is not None:
+        raise ValueError(f"privacy.delta = {privacy.delta:g}: the papers' noise is Laplace; allowed: none")
+    if of_paper and privacy.noise_source == "secure":
+        raise ValueError("privacy.noise_source = 'secure': what is only claimed is for simulation alone")
+    trainer: Any = experiment.trainer
+    shares = getattr(trainer, "relevance_share", 0.0) + getattr(trainer, "label_share", 0.0)
+    if of_paper and shares >= 1:
+        raise ValueError(
+            f"trainer.relevance_share + trainer.label_share = {shares:g}: nothing is left for the inputs; "
+            "expected below 1"
+        )
+
+
+def _check_svm(experiment: Experiment) -> None:
+    trainer: Any = experiment.trainer
+    privacy = experiment.privacy
+    if privacy.variant != "proved" and (trainer.noise != "auto" or privacy.delta is not None):
+        raise ValueError(
+            f"privacy.variant = {privacy.variant!r}: the paper's noise is Laplace noise of its own scale; "
+            "expected without trainer.noise and privacy.delta"
+        )
+    if trainer.noise != "auto" and (trainer.noise == "gaussian") != (privacy.delta is not None):
+        raise ValueError(
+            f"trainer.noise = {trainer.noise!r}: expected "
+            + ("with" if trainer.noise == "gaussian" else "without")
+            + " privacy.delta"
+        )
+    if privacy.noise_source == "secure" and trainer.noise == "gamma":
+        raise ValueError(
+            "trainer.noise = 'gamma': no exact sampler is known to us; with privacy.noise_source = 'secure', "
+            "allowed: laplace, gaussian"
         )

@@ -20,9 +20,10 @@ from fed_dp.accounting import (
 )
 from fed_dp.accounting.composition import LEAST_NOISE
 from fed_dp.experiment.pairs import PAPER_MODELS
-from fed_dp.experiment.schema import Dpa, Dssgd, Experiment, Pcdbn, Psgd
+from fed_dp.experiment.schema import Dssgd, Experiment, Functional, Psgd, Svm
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
 from fed_dp.mechanisms.statistics import Amount
+from fed_dp.mechanisms.support_vector import SvmNoise
 from fed_dp.sharing.selection import share
 
 _VARIANTS = {
@@ -60,8 +61,8 @@ def promise(experiment: Experiment) -> Guarantee | None:
     if experiment.mechanism is None:
         return None
     _, name = experiment.mechanism
-    if isinstance(experiment.trainer, Dpa | Pcdbn):
-        name = _functional_name(experiment)
+    if isinstance(experiment.trainer, Functional | Svm):
+        name = _name_of(experiment)
     elif name == "sparse_vector":
         name = _VARIANTS[experiment.privacy.variant]
     return GUARANTEES[name]
@@ -96,8 +97,10 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
             epsilon=budget.epsilon, delta=budget.delta, sample_rate=rate, steps=rounds * steps
         )
         return Agreement(SampledGaussian(sigma, rate, steps), "psgd", source)
-    if isinstance(config, Dpa | Pcdbn) and experiment.mechanism == ("trainer.name", config.name):
+    if isinstance(config, Functional):
         return _functional(experiment, config, budget)
+    if isinstance(config, Svm):
+        return _svm(experiment, budget)
     assert isinstance(strategy, Dssgd)  # by schema
     if strategy.selection == "random_mask":
         multiplier = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
@@ -108,14 +111,40 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
 
 
 def amount(release: Release) -> Amount:
-    """Return how much noise the release of a statistic asks for."""
+    """Return how much noise a release asks for."""
     if isinstance(release, Gaussian):
         return Amount("gaussian", release.noise_multiplier)
     assert isinstance(release, Laplace)  # by agreement
     return Amount("laplace", release.epsilon)
 
 
-def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> Agreement:
+def svm_noise(experiment: Experiment) -> SvmNoise:
+    """Return which noise the weights of a support vector machine get."""
+    config, privacy = experiment.trainer, experiment.privacy
+    assert isinstance(config, Svm)
+    if privacy.variant != "proved":
+        return "paper"
+    if config.noise != "auto":
+        return config.noise
+    if privacy.delta is not None:
+        return "gaussian"
+    return "laplace" if privacy.noise_source == "secure" else "gamma"
+
+
+def _svm(experiment: Experiment, budget: Budget) -> Agreement:
+    release: Release = Laplace(budget.epsilon)
+    if svm_noise(experiment) == "gaussian":
+        release = Gaussian(_multiplier(budget))
+    return Agreement(release, _name_of(experiment), experiment.privacy.noise_source, (release,))
+
+
+def _multiplier(budget: Budget, share: float = 1.0) -> float:
+    """Return σ/Δ of a release that costs a share of the budget, which must not be exceeded by rounding."""
+    one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta) * (1 + 1e-11)
+    return max(one / math.sqrt(share), LEAST_NOISE)
+
+
+def _functional(experiment: Experiment, config: Functional, budget: Budget) -> Agreement:
     """Return the stages: of the proved form, one for each learnt layer, and the head; of a paper's, one.
 
     A paper's is the sum of what it charges to each layer and to the head.
@@ -123,20 +152,21 @@ def _functional(experiment: Experiment, config: Dpa | Pcdbn, budget: Budget) -> 
     source = experiment.privacy.noise_source
     if experiment.model.name in PAPER_MODELS:
         whole = Laplace(budget.epsilon)
-        return Agreement(whole, _functional_name(experiment), source, (whole,))
+        return Agreement(whole, _name_of(experiment), source, (whole,))
     learnt = experiment.model.learnt
     shares = [config.encoder_share] * learnt + [1 - config.encoder_share * learnt]
     stages: tuple[Release, ...]
     if budget.delta:
-        one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta) * (1 + 1e-11)  # for rounding
-        stages = tuple(Gaussian(max(one / math.sqrt(share), LEAST_NOISE)) for share in shares)
+        stages = tuple(Gaussian(_multiplier(budget, share)) for share in shares)
     else:
         stages = tuple(Laplace(budget.epsilon * share) for share in shares)
-    return Agreement(stages[-1], _functional_name(experiment), source, stages)
+    return Agreement(stages[-1], _name_of(experiment), source, stages)
 
 
-def _functional_name(experiment: Experiment) -> str:
-    if experiment.model.name not in PAPER_MODELS:
-        return "statistics"
-    ending = {"paper": "_paper", "paper_as_printed": "_as_printed"}[experiment.privacy.variant]
-    return experiment.trainer.name + ending
+def _name_of(experiment: Experiment) -> str:
+    """Return the name of the guarantee of a trainer that comes proved and as its paper has it."""
+    trainer, variant = experiment.trainer, experiment.privacy.variant
+    if variant == "proved":
+        return "svm" if isinstance(trainer, Svm) else "statistics"
+    stem = "adlm" if trainer.name == "ilm" else trainer.name
+    return stem + variant.removeprefix("paper") if variant != "paper" else f"{stem}_paper"

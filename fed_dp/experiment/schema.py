@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
-from fed_dp.experiment.pairs import MODEL_OPTIONS, PAPER_MODELS, check_pair
+from fed_dp.experiment.pairs import MODEL_OPTIONS, PAPER_MODELS, RELEVANCE_MODELS, check_pair, check_privacy
 from fed_dp.mechanisms import NoiseSource, Split
 from fed_dp.mechanisms.functional import ApproximationName, approximation
 from fed_dp.sharing.codec import Precision
 from fed_dp.sharing.exchange import Exchange
-from fed_dp.sharing.private_selection import PrivateSelection, Variant
+from fed_dp.sharing.private_selection import PrivateSelection
 from fed_dp.sharing.selection import Selection
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
@@ -25,7 +25,7 @@ Size = Annotated[int, Field(ge=1, le=10_000)]  # of a layer
 
 
 DataName = Literal[
-    "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "heart",
+    "digits", "mnist", "mnist-32", "mnist-writers", "svhn", "cifar10", "adult", "adult-numbers", "heart",
     "lifesnaps", "lifesnaps-windows", "health-daily", "health-weekly", "folder",
 ]  # fmt: skip
 ModelName = Literal[
@@ -33,6 +33,7 @@ ModelName = Literal[
     "unit-linear", "random-features", "private-pca", "scattering", "scattering-random", "scattering-linear",
     "patch-filters", "behaviour-linear", "patch-behaviour", "patch-cnn",
     "auto-encoder", "dpah", "cdbn", "cdbn-behaviour",
+    "class-sums", "relevant-pixels", "relevant-scattering", "adlm-cnn", "rbf",
 ]  # fmt: skip
 
 
@@ -94,6 +95,14 @@ class Data(Section):
     path: str | None = None
     partition: Partition = Iid()
     influence: bool = True  # of friends, in the health networks: false leaves it out
+    attributes: Literal[5, 8, 11, 14] | None = None  # of adult-numbers: the first so many; without it, all
+    # What is public, for encoders that are fitted to it: so many training records, which are set aside and
+    # not protected, or another data set.
+    public_records: Annotated[int, Field(ge=0)] = 0
+    public_data: Literal["digits"] | None = None
+    # Cross-validation: the training records in so many folds, of which one takes the test records' place.
+    folds: Annotated[int, Field(ge=2)] | None = None
+    fold: Annotated[int, Field(ge=0)] = 0
     # The rest describes a user's own data (name = "folder"). Bounds are public knowledge about
     # the columns; they are never taken from the data, because that would reveal its extremes.
     label: str | None = None
@@ -114,6 +123,19 @@ class Data(Section):
         for name, words in lists.items():
             if not words or len(set(words)) < len(words):
                 raise ValueError(f"data.{name} = {list(words)}: expected words that differ")
+        return self
+
+    @model_validator(mode="after")
+    def _public_and_folds(self) -> Data:
+        if self.attributes is not None and self.name != "adult-numbers":
+            raise ValueError(
+                f"data.attributes = {self.attributes}: data.name = {self.name!r} has them all; allowed with "
+                "adult-numbers"
+            )
+        if self.public_records and self.public_data is not None:
+            raise ValueError("data.public_records and data.public_data are both set: expected one of them")
+        if self.fold >= (self.folds or 1):
+            raise ValueError(f"data.fold = {self.fold}: expected below data.folds = {self.folds or 'none'}")
         return self
 
     @model_validator(mode="after")
@@ -160,6 +182,7 @@ class Model(Section):
     layers: Annotated[int, Field(ge=1, le=3)] | None = None
     gamma: Annotated[float, Field(gt=0, le=1e3)] | None = None  # of the kernel exp(−γ²‖x − y‖²/2)
     whitening: Annotated[float, Field(ge=0, le=1)] | None = None  # 0: variances as they are, 1: all alike
+    width: Annotated[float, Field(gt=0, le=1e6)] | None = None  # σ of the kernel exp(−‖x − y‖²/σ²)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -262,8 +285,43 @@ class Pcdbn(Functional):
     degree: Annotated[int, Field(ge=1, le=15)] = 7  # L
 
 
-Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn, Field(discriminator="name")]
-PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn")
+class LaplaceMechanism(Functional):
+    """What AdLM and ILM share."""
+
+    # The paper's form: of the budget, ε1 goes to relevances, ε3 to labels, and the rest, ε2, to inputs.
+    relevance_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    label_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    relevance_epochs: Count = 12
+    batch_size: Count = 1800  # |L|, which the noise is divided by
+
+
+class Adlm(LaplaceMechanism):
+    """AdLM: more noise on inputs that matter less. Proved: statistics, with relevance of public records."""
+
+    name: Literal["adlm"]
+    relevance_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
+    label_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
+
+
+class Ilm(LaplaceMechanism):
+    """ILM: the same with identical noise on all inputs."""
+
+    name: Literal["ilm"]
+    relevance_share: Annotated[float, Field(ge=0, le=0)] = 0.0
+
+
+class Svm(Section):
+    """The private SVM with an RBF kernel: ½‖w‖² + (C/n) Σ hinge, solved, then noise on w; once."""
+
+    name: Literal["svm"]
+    cost: Annotated[float, Field(ge=1e-3, le=1e6)] = 300.0  # C
+    frequencies: Literal["public", "random"] = "public"  # ρ: fitted to public records (hybrid), or drawn
+    noise: Literal["auto", "gamma", "laplace", "gaussian"] = "auto"  # gaussian with a delta, else gamma
+    perturb: bool = True  # false: no noise, no privacy
+
+
+Trainer = Annotated[Sgd | Psgd | Dpa | Pcdbn | Adlm | Ilm | Svm, Field(discriminator="name")]
+PRIVATE_TRAINERS = ("psgd", "dpa", "pcdbn", "adlm", "ilm", "svm")
 
 
 class Averaging(Section):
@@ -282,6 +340,12 @@ class Centralised(Section):
     """All records in one place."""
 
     name: Literal["centralised"]
+
+
+class Public(Section):
+    """The public records alone (data.public_records), in one place: what can be had without the others."""
+
+    name: Literal["public"]
 
 
 class Standalone(Section):
@@ -369,7 +433,10 @@ def _of(fractions: float | tuple[float, ...], client: int) -> float:
     return fractions[client] if isinstance(fractions, tuple) else fractions
 
 
-Strategy = Annotated[Averaging | Centralised | Standalone | Dssgd | Statistics, Field(discriminator="name")]
+Strategy = Annotated[
+    Averaging | Centralised | Public | Standalone | Dssgd | Statistics, Field(discriminator="name")
+]
+POOLED = ("centralised", "public")  # one node has all that is used
 
 
 class Privacy(Section):
@@ -377,7 +444,7 @@ class Privacy(Section):
 
     budget_epsilon: Annotated[float, Field(gt=0, le=1e9)] | None = None
     delta: Annotated[float, Field(ge=1e-10, lt=1)] | None = None  # none: pure ε
-    variant: Variant = "proved"
+    variant: Literal["proved", "paper", "paper_as_printed", "paper_as_released"] = "proved"
     noise_source: NoiseSource = "simulation"
 
 
@@ -408,77 +475,20 @@ class Experiment(Section):
     def _possible(self) -> Experiment:
         strategy = self.strategy
         check_pair(self)
-        self._check_privacy()
+        check_privacy(self)
         if isinstance(strategy, Dssgd):
             strategy.check(self.clients)
-        if strategy.name == "centralised" and self.clients.fraction != 1:
+        if strategy.name in POOLED and self.clients.fraction != 1:
             raise ValueError(
-                f"clients.fraction = {self.clients.fraction:g}: strategy.name = 'centralised' "
-                "pools all clients' records; allowed: 1.0"
+                f"clients.fraction = {self.clients.fraction:g}: strategy.name = {strategy.name!r} "
+                "has all records in one place; allowed: 1.0"
+            )
+        if strategy.name == "public" and (self.private or not self.data.public_records):
+            raise ValueError(
+                "strategy.name = 'public' trains on public records alone: expected data.public_records, and "
+                "a trainer that adds no noise"
             )
         return self
-
-    def _check_privacy(self) -> None:
-        trainer, privacy, mechanism = self.trainer, self.privacy, self.mechanism
-        if mechanism is None:
-            if getattr(trainer, "perturb", None) is False and privacy != Privacy():
-                raise ValueError("trainer.perturb = false adds no noise: no privacy key can hold")
-            for key, default in Privacy().model_dump().items():
-                if (value := getattr(privacy, key)) != default:
-                    raise ValueError(
-                        f"privacy.{key} = {value!r}: trainer.name = {trainer.name!r} adds no noise, so it "
-                        "cannot hold; allowed with trainer.name = 'psgd', 'dpa' or 'pcdbn', or with "
-                        "strategy.selection = 'sparse_vector' or 'random_mask'"
-                    )
-            return
-        key, name = mechanism
-        if isinstance(trainer, Dpa | Pcdbn) and key != "trainer.name":
-            raise ValueError(
-                f"{key} = {name!r}: trainer.name = {trainer.name!r} has a privacy of its own "
-                "(trainer.perturb); allowed: largest_values, random_with_threshold"
-            )
-        if trainer.name in PRIVATE_TRAINERS and key != "trainer.name":
-            raise ValueError(
-                f"{key} = {name!r}: trainer.name = {trainer.name!r} is private already, and selecting what "
-                "is private costs nothing; allowed: largest_values, random_with_threshold"
-            )
-        functional = isinstance(trainer, Dpa | Pcdbn)
-        needs_delta = name != "sparse_vector" and not functional
-        for part in ("budget_epsilon", *(("delta",) if needs_delta else ())):
-            if getattr(privacy, part) is None:
-                raise ValueError(
-                    f"privacy.{part} is missing: {key} = {name!r} needs privacy.budget_epsilon > 0"
-                    + (" and 0 < privacy.delta < 1" if needs_delta else "")
-                )
-        if functional:
-            of_paper = self.model.name in PAPER_MODELS
-            if of_paper != (privacy.variant != "proved"):
-                wanted = "'paper', which is only claimed," if of_paper else "'proved'"
-                raise ValueError(
-                    f"privacy.variant = {privacy.variant!r}: model.name = {self.model.name!r} is trained as "
-                    f"{wanted} with trainer.name = {name!r}"
-                )
-            if of_paper and privacy.delta is not None:
-                raise ValueError(
-                    f"privacy.delta = {privacy.delta:g}: the papers' noise is Laplace; allowed: none"
-                )
-            if privacy.variant == "paper_as_printed" and name == "pcdbn":
-                raise ValueError("privacy.variant = 'paper_as_printed': trainer.name = 'pcdbn' has 'paper'")
-            if of_paper and privacy.noise_source == "secure":
-                raise ValueError(
-                    "privacy.noise_source = 'secure': what is only claimed is for simulation alone"
-                )
-        elif privacy.variant != "proved" and name != "sparse_vector":
-            raise ValueError(f"privacy.variant = {privacy.variant!r}: {key} = {name!r} has only 'proved'")
-        if privacy.noise_source == "secure" and name == "psgd":
-            raise ValueError(
-                "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
-                "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
-            )
-        if isinstance(self.strategy, Dssgd) and self.strategy.split != "lyu" and privacy.variant != "proved":
-            raise ValueError(
-                f"strategy.split = {self.strategy.split!r}: privacy.variant = {privacy.variant!r} has its own"
-            )
 
     @property
     def mechanism(self) -> tuple[str, str] | None:
@@ -494,7 +504,16 @@ class Experiment(Section):
         trainer = self.trainer
         if isinstance(trainer, Pcdbn) and self.model.name in PAPER_MODELS and trainer.truncate:
             return {**self.model.options, "polynomial": approximation(trainer.approximation, trainer.degree)}
+        if self.model.name in RELEVANCE_MODELS:
+            return {**self.model.options, "adaptive": trainer.name == "adlm"}
         return self.model.options
+
+    @property
+    def fits_to_public(self) -> bool:
+        """Whether its encoder is fitted to public records before the first round."""
+        if isinstance(self.trainer, Svm):
+            return self.trainer.frequencies == "public"
+        return self.model.name in RELEVANCE_MODELS and bool(self.data.public_records or self.data.public_data)
 
     @property
     def private(self) -> bool:
@@ -504,7 +523,7 @@ class Experiment(Section):
     @property
     def nodes(self) -> int:
         """How many Flower nodes take part: one when all records are pooled."""
-        return 1 if self.strategy.name == "centralised" else self.clients.count
+        return 1 if self.strategy.name in POOLED else self.clients.count
 
     @property
     def digest(self) -> str:

@@ -1,7 +1,8 @@
-"""The functional mechanism as two papers use it: polynomials for smooth functions, noise on coefficients.
+"""The functional mechanism as three papers use it: polynomials for smooth functions, noise on coefficients.
 
 dPA    Phan, Wang, Wu, Dou, "Differential Privacy Preservation for Deep Auto-Encoders", AAAI 2016.
 pCDBN  Phan, Wu, Dou, "Preserving differential privacy in convolutional deep belief networks", 2017.
+AdLM   Phan, Wu, Hu, Dou, "Adaptive Laplace Mechanism", ICDM 2017.
 
 The sensitivities here are the papers'. They bound the coefficients of a fixed encoder; in the papers
 the encoder is trained on the same records, so that the stated ε is claimed, not proved. The variant
@@ -104,6 +105,16 @@ def energy_sensitivity(
     check(largest=largest)
     inside = approximation.weight * (1 + patch * largest)
     return 2 * (hidden * inside + visible * largest)
+
+
+def relevance_sensitivity(inputs: int, records: int) -> float:
+    """Δ_R = 2d/|D| of the mean relevances of d inputs, each in [0, 1] (AdLM, Lemma 1)."""
+    return 2 * inputs / records
+
+
+def first_layer_sensitivity(neurons: int, inputs: int) -> float:
+    """Δ_h0 = 2 |h0| d of the first affine layer's sums over a batch (AdLM, Lemma 3)."""
+    return 2.0 * neurons * inputs
 
 
 def coefficient_noise(shape: tuple[int, ...], *, sensitivity: float, epsilon: float, noise: Noise) -> Exact:

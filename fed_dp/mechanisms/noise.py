@@ -43,6 +43,10 @@ class Noise(Protocol):
         """Return values + independent Gaussian noise of the given standard deviation."""
         ...
 
+    def spherical(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Return values + one noise vector of density ∝ exp(−‖x‖₂/scale)."""
+        ...
+
     def shuffled(self, items: Integers) -> Integers:
         """Return the items in random order, which is as secret as the noise."""
         ...
@@ -72,6 +76,14 @@ class SimulationNoise:
         noise *= scale
         noise += values
         return noise
+
+    def spherical(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add a random direction times a Gamma length."""
+        direction = self._rng.standard_normal(np.shape(values))
+        length = self._rng.gamma(direction.size, scale)
+        direction *= length / np.linalg.norm(direction)
+        direction += values
+        return direction
 
     def shuffled(self, items: Integers) -> Integers:
         """Permute."""
@@ -108,6 +120,10 @@ class SecureNoise:
         """Add discrete Gaussian noise, of the same zCDP (Canonne, Kamath, Steinke 2020, Theorem 4)."""
         dp = self._dp
         return self._add(values, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
+
+    def spherical(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Refuse: no exact sampler is known to us."""
+        raise PrivacyError("noise of random direction has no exact sampler; allowed: laplace, gaussian")
 
     def shuffled(self, items: Integers) -> Integers:
         """Sort by keys from the operating system."""

@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms.laplace import check
 from fed_dp.mechanisms.noise import FINENESS, Noise, Reals, SecureNoise
 
@@ -29,6 +30,8 @@ Exact = NDArray[np.float64]
 Kind = Literal["gaussian", "laplace"]
 Batch = tuple[Reals, NDArray[np.int64]]  # records as the statistic takes them, and their labels
 ROUNDING = 1e-4  # of the scale
+LEAST_RIDGE = 1e-6  # of a mean of matrices of norm 1
+SOFTENING = 0.005  # of scores, which count every pixel as if it were alone
 _BELOW_ONE = 1 - 1e-12  # no rounding error lifts a clipped norm over 1
 
 
@@ -53,20 +56,31 @@ class Statistic(Protocol):
 
     @property
     def l1(self) -> float:
-        """The largest L1 norm of one record's part: the sensitivity of Laplace noise."""
+        """The largest L1 norm of one record's part, as weighted: the sensitivity of Laplace noise."""
         ...
 
     @property
     def l2(self) -> float:
-        """The largest L2 norm of one record's part, as weighted by `weights`: of Gaussian noise."""
+        """The largest L2 norm of one record's part, as weighted: the sensitivity of Gaussian noise."""
         ...
 
-    def weights(self) -> Exact:
-        """By what each number is multiplied before Gaussian noise, and divided after."""
+    def weights(self, kind: Kind) -> Exact:
+        """By what each number is multiplied before noise of a kind, and divided after."""
         ...
 
     def sums(self, batch: Batch) -> Exact:
         """Return the sum over a batch, each record's part bounded."""
+        ...
+
+
+class OfHead(Statistic, Protocol):
+    """A statistic that a linear head is made of."""
+
+    def head(self, mean: Reals, *, noise: float, kind: Kind, ridge: float) -> Exact:
+        """Return the head (features × classes) that a mean over records asks for.
+
+        `noise` is the standard deviation, in that mean, of a number of weight 1.
+        """
         ...
 
 
@@ -99,8 +113,10 @@ class HeadStatistics:
         """√(1 + cross²)."""
         return math.sqrt(1 + self.cross**2)
 
-    def weights(self) -> Exact:
-        """Weigh the triangle by √2 off the diagonal, the rest by `cross`."""
+    def weights(self, kind: Kind) -> Exact:
+        """Weigh, for Gaussian noise, the triangle by √2 off the diagonal, the rest by `cross`."""
+        if kind == "laplace":
+            return np.ones(1)
         return np.concatenate(
             [_root_two(self.features), np.full(self.features * self.classes, float(self.cross))]
         )
@@ -108,16 +124,86 @@ class HeadStatistics:
     def sums(self, batch: Batch) -> Exact:
         """Return both sums."""
         rows, labels = batch
-        h = _clipped(rows.reshape(len(rows), -1))
-        one_hot = np.zeros((len(labels), self.classes))
-        one_hot[np.arange(len(labels)), labels] = 1
-        return np.concatenate([_pack(h.T @ h), (h.T @ one_hot).ravel()])
+        h = clipped(rows.reshape(len(rows), -1))
+        return np.concatenate([_pack(h.T @ h), (h.T @ _one_hot(labels, self.classes)).ravel()])
 
     def unpack(self, vector: Reals) -> tuple[Exact, Exact]:
         """Return Σ h hᵀ as a symmetric matrix and Σ h yᵀ."""
         cut = _triangle(self.features)
         exact = np.asarray(vector, np.float64)
         return _symmetric(exact[:cut]), exact[cut:].reshape(self.features, self.classes)
+
+    def head(self, mean: Reals, *, noise: float, kind: Kind, ridge: float) -> Exact:
+        """Return the minimiser of least squares with a ridge."""
+        gram, cross = self.unpack(mean)
+        return minimiser(gram, cross, ridge=self.ridge(ridge, noise))
+
+    def ridge(self, factor: float, noise: float) -> float:
+        """Return `factor` times the size of the noise in Σ h hᵀ, and never nothing.
+
+        A symmetric random matrix has a spectral norm of about √b of its entries' standard deviation.
+        """
+        return max(factor * noise * math.sqrt(self.features), LEAST_RIDGE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClassSums:
+    """Σ_i y_il h_ij for features |h_ij| ≤ 1: of each class, the sum of each feature (AdLM, proved).
+
+    Feature j has `shares`_j of the budget; shares add up to 1. Laplace: number (j, l) gets noise of scale
+    1/ε_j with ε_j = shares_j ε, since one record adds at most 1 to it, in one class alone: Σ_j ε_j = ε,
+    reached by |h| = 1 everywhere. Gaussian: features are scaled by √shares_j, so that Δ₂ = 1.
+    `prior`_j is how much the classes' means are expected to differ in feature j: from public records.
+    The last feature is the constant 1, so that its sums are the classes' counts.
+    """
+
+    shares: Exact
+    prior: Exact
+    classes: int
+
+    def __post_init__(self) -> None:
+        if not (self.shares > 0).all() or not math.isclose(self.shares.sum(), 1, rel_tol=1e-9):
+            raise PrivacyError(
+                f"shares of the budget add up to {self.shares.sum():g}: expected 1, all above 0"
+            )
+
+    @property
+    def size(self) -> int:
+        """Features · classes."""
+        return len(self.shares) * self.classes
+
+    @property
+    def l1(self) -> float:
+        """1."""
+        return 1.0
+
+    @property
+    def l2(self) -> float:
+        """1."""
+        return 1.0
+
+    def weights(self, kind: Kind) -> Exact:
+        """Weigh by shares, or by their roots."""
+        each = self.shares if kind == "laplace" else np.sqrt(self.shares)
+        return np.repeat(each, self.classes)
+
+    def sums(self, batch: Batch) -> Exact:
+        """Return the sums."""
+        rows, labels = batch
+        h = np.nan_to_num(rows.reshape(len(rows), -1).astype(np.float64)).clip(-_BELOW_ONE, _BELOW_ONE)
+        return np.asarray((h.T @ _one_hot(labels, self.classes)).ravel())
+
+    def head(self, mean: Reals, *, noise: float, kind: Kind, ridge: float) -> Exact:
+        """Return the head of the nearest class mean, features weighed by prior/(prior + noise variance).
+
+        A record is as near to class l as Σ_j s_j (h_j m_lj − m_lj²/2), with means m and s_j ≤ 1.
+        """
+        sums = np.asarray(mean, np.float64).reshape(-1, self.classes)
+        counts = np.maximum(sums[-1], 0.1 / self.classes)  # of a share of records that noise may have hidden
+        means = sums[:-1] / counts
+        spread = (noise * self.classes / self.weights(kind)[:: self.classes][:-1]) ** 2
+        kept = (self.prior / (self.prior + spread))[:, None] * means
+        return np.concatenate([kept, -(kept * means).sum(0, keepdims=True) / 2]) * SOFTENING
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +240,15 @@ class MapMoments:
         """The sides of its matrices of second moments."""
         return (self.positions,) if self.channels == 1 else (self.channels, self.positions)
 
-    def weights(self) -> Exact:
-        """Weigh the triangles by √2 off their diagonals."""
+    def weights(self, kind: Kind) -> Exact:
+        """Weigh, for Gaussian noise, the triangles by √2 off their diagonals."""
+        if kind == "laplace":
+            return np.ones(1)
         return np.concatenate([np.ones(self.channels * self.positions), *map(_root_two, self.sides)])
 
     def sums(self, batch: Batch) -> Exact:
         """Return the three sums."""
-        u = _clipped(batch[0].reshape(len(batch[0]), -1)).reshape(-1, self.channels, self.positions)
+        u = clipped(batch[0].reshape(len(batch[0]), -1)).reshape(-1, self.channels, self.positions)
         across = u.transpose(1, 0, 2).reshape(self.channels, -1)
         along = u.reshape(-1, self.positions)
         triangles = [_pack(along.T @ along)]
@@ -211,14 +299,14 @@ class PatchMoments:
         """1."""
         return 1.0
 
-    def weights(self) -> Exact:
-        """Weigh by √2 off the diagonal."""
-        return _root_two(self.patch)
+    def weights(self, kind: Kind) -> Exact:
+        """Weigh, for Gaussian noise, by √2 off the diagonal."""
+        return np.ones(1) if kind == "laplace" else _root_two(self.patch)
 
     def sums(self, batch: Batch) -> Exact:
         """Return the sum; a record is (patches, p)."""
         records = batch[0]
-        v = _clipped(records.reshape(-1, self.patch))
+        v = clipped(records.reshape(-1, self.patch))
         return np.asarray(_pack(v.T @ v) / records.shape[1])
 
     def unpack(self, vector: Reals) -> Exact:
@@ -241,7 +329,7 @@ def release(
     is computed in floating point, and a secure source rounds every sum to its grid. `records`, which
     is public, tells whether that grid can hold any sum of so many.
     """
-    weights = statistic.weights() if amount is not None and amount.kind == "gaussian" else np.ones(1)
+    weights = np.ones(1) if amount is None else statistic.weights(amount.kind)
     scale = 0.0 if amount is None else _scale(statistic, amount)
     if isinstance(noise, SecureNoise):
         noise.check(records * float(weights.max()), scale=scale)
@@ -250,9 +338,8 @@ def release(
         total += statistic.sums(batch)
     if amount is None or noise is None:
         return total
-    if amount.kind == "laplace":
-        return noise.laplace(total, scale=scale)
-    return noise.gaussian(total * weights, scale=scale) / weights
+    add = noise.laplace if amount.kind == "laplace" else noise.gaussian
+    return add(total * weights, scale=scale) / weights
 
 
 def _scale(statistic: Statistic, amount: Amount) -> float:
@@ -296,7 +383,13 @@ def principal(matrix: Reals) -> tuple[Exact, Exact]:
     return np.maximum(values, 0), vectors * np.where(anchor @ vectors < 0, -1.0, 1.0)
 
 
-def _clipped(rows: Reals) -> Exact:
+def _one_hot(labels: NDArray[np.int64], classes: int) -> Exact:
+    one_hot = np.zeros((len(labels), classes))
+    one_hot[np.arange(len(labels)), labels] = 1
+    return one_hot
+
+
+def clipped(rows: Reals) -> Exact:
     """Return rows of norm at most 1; what is no number counts as 0."""
     exact = np.clip(np.nan_to_num(rows.astype(np.float64)), -1e100, 1e100)
     norms = np.linalg.norm(exact, axis=1, keepdims=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fed_dp.models.encoders import Encoded
 from fed_dp.models.flat import Evaluator, FlatNetwork, Vector, initial_weights, use_one_thread
 from fed_dp.models.networks import BUILDERS, build
-from fed_dp.models.solve import Solver, head_ridge
+from fed_dp.models.solve import Solver, solved_head
 
 __all__ = [
     "BUILDERS",
@@ -15,7 +15,7 @@ __all__ = [
     "Solver",
     "Vector",
     "build",
-    "head_ridge",
     "initial_weights",
+    "solved_head",
     "use_one_thread",
 ]

@@ -21,6 +21,7 @@ from fed_dp.mechanisms.noise import Reals
 from fed_dp.mechanisms.statistics import (
     HeadStatistics,
     MapMoments,
+    OfHead,
     PatchMoments,
     Statistic,
     principal,
@@ -61,6 +62,18 @@ class Learnt(nn.Module, ABC):
         """Return what the statistic is taken of."""
 
 
+class Fitted(nn.Module, ABC):
+    """A layer that is fitted to public records before the first round, and the same ever after.
+
+    What it has learnt is a parameter, so that it travels with the model: sites take it from the server. No
+    guarantee rests on it: whatever it is, features are bounded after it.
+    """
+
+    @abstractmethod
+    def fit(self, x: Tensor, y: Tensor) -> None:
+        """Fit to public records, as the layer sees them, and their labels."""
+
+
 class Encoded(nn.Module):
     """Layers, unit norm, linear head without intercept, log-probabilities."""
 
@@ -75,9 +88,17 @@ class Encoded(nn.Module):
         """The layers that are learnt, first to last."""
         return [layer for layer in self.layers if isinstance(layer, Learnt)]
 
-    def head_statistics(self, cross: float) -> HeadStatistics:
+    def head_statistics(self, cross: float) -> OfHead:
         """Return what the head is learnt from."""
         return HeadStatistics(self.head.in_features, self.head.out_features, cross)
+
+    @torch.no_grad()
+    def fit(self, x: Tensor, y: Tensor) -> None:
+        """Fit the layers that can be to public records."""
+        for layer in self.layers:
+            if isinstance(layer, Fitted):
+                layer.fit(x, y)
+            x = layer(x)
 
     def features(self, x: Tensor) -> Tensor:
         """Return the head's inputs, of norm 1 (or 0)."""

@@ -10,6 +10,7 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from fed_dp import seeds
+from fed_dp.models.encoders import Encoded
 from fed_dp.models.networks import OnFrozen, Options, Shape, build
 
 Vector = NDArray[np.float32]
@@ -79,12 +80,25 @@ def use_one_thread() -> None:
 
 
 def initial_weights(
-    name: str, shape: Shape, classes: int, *, seed: int, options: Options | None = None
+    name: str,
+    shape: Shape,
+    classes: int,
+    *,
+    seed: int,
+    options: Options | None = None,
+    public: tuple[Vector, NDArray[np.int64]] | None = None,
 ) -> Vector:
-    """Return freshly initialised weights; the same seed gives the same weights everywhere."""
+    """Return freshly initialised weights; the same seed gives the same weights everywhere.
+
+    With public records, the layers that can be are fitted to them.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.integer(seed, "initial weights"))
-        return FlatNetwork(name, shape, classes, options=options).weights()
+        net = FlatNetwork(name, shape, classes, options=options)
+        if public is not None:
+            assert isinstance(net.network, Encoded)  # by schema
+            net.network.fit(torch.from_numpy(public[0]), torch.from_numpy(public[1]))
+        return net.weights()
 
 
 class Evaluator:

@@ -6,6 +6,7 @@ that mixes records (no BatchNorm), so that a per-record gradient exists.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,7 +29,8 @@ from fed_dp.models.encoders import (
     both_signs,
     pooled,
 )
-from fed_dp.models.paper import AutoEncoder, Cdbn, attributes_of
+from fed_dp.models.fitted import ClassMeans, KernelMachine, Relevant
+from fed_dp.models.paper import AdlmCnn, AutoEncoder, Cdbn, attributes_of
 
 Shape = tuple[int, ...]
 Options = Mapping[str, Any]
@@ -287,6 +289,40 @@ def _cdbn_behaviour(
     return Cdbn(shape, classes, filters, 0, behaviour=True, polynomial=polynomial)
 
 
+def _class_sums(shape: Shape, classes: int, *, adaptive: bool = True) -> nn.Module:
+    return ClassMeans(_size(shape), classes, adaptive=adaptive)
+
+
+def _relevant_pixels(shape: Shape, classes: int, *, adaptive: bool = True) -> nn.Module:
+    return Encoded([Relevant(_size(shape), adaptive=adaptive)], _size(shape), classes)
+
+
+def _relevant_scattering(
+    shape: Shape, classes: int, features: int = 400, *, adaptive: bool = True
+) -> nn.Module:
+    """Scale scattering features by relevance, then turn them to random directions."""
+    scattered = Scattered(_image("relevant-scattering", shape, at_least=8))
+    size = scattered.channels * scattered.positions
+    layers = [scattered, Relevant(size, adaptive=adaptive), RandomProjection(size, features)]
+    return Encoded(layers, features, classes)
+
+
+def _adlm_cnn(shape: Shape, classes: int, filters: int | None = None, hidden: int | None = None) -> nn.Module:
+    """MNIST: 32 and 64 filters of 5×5, 25 units. CIFAR-10: 128 of 3×3, 128 and 256 of 5×5, 30 units."""
+    image = _image("adlm-cnn", shape, at_least=8)
+    if image[0] == 1:
+        first = filters or 32
+        return AdlmCnn(image, classes, (first, 2 * first), (5, 5), hidden or 25)
+    first = filters or 128
+    return AdlmCnn(image, classes, (first, first, 2 * first), (3, 5, 5), hidden or 30)
+
+
+def _rbf(shape: Shape, classes: int, features: int = 100, width: float | None = None) -> nn.Module:
+    if features % 2:
+        raise ModelError(f"model.features = {features}: Fourier features come in pairs; expected even")
+    return KernelMachine(_size(shape), features, classes, width or 2 * math.sqrt(_size(shape)))
+
+
 class OnFrozen(nn.Module):
     """A network on layers without parameters: a trainer passes its records through those once."""
 
@@ -347,6 +383,11 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "dpah": _dpah,
     "cdbn": _cdbn,
     "cdbn-behaviour": _cdbn_behaviour,
+    "class-sums": _class_sums,
+    "relevant-pixels": _relevant_pixels,
+    "relevant-scattering": _relevant_scattering,
+    "adlm-cnn": _adlm_cnn,
+    "rbf": _rbf,
 }
 
 

@@ -2,54 +2,51 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from fed_dp.mechanisms.noise import Reals
-from fed_dp.mechanisms.statistics import Amount, Statistic, deviation, minimiser
+from fed_dp.mechanisms.statistics import Amount, Kind, OfHead, Statistic, deviation
 from fed_dp.models.encoders import Encoded
-from fed_dp.models.flat import Vector
-from fed_dp.models.networks import Options, Shape, build
-
-LEAST_RIDGE = 1e-6  # of a mean of matrices of norm 1
+from fed_dp.models.flat import FlatNetwork, Vector
+from fed_dp.models.networks import Options, Shape
 
 
-def head_ridge(factor: float, noise: float, *, features: int, sites: int) -> float:
-    """Return `factor` times the size of the noise in the mean of `sites` matrices, and never nothing.
+def solved_head(
+    statistic: OfHead, mean: Reals, *, amount: Amount | None, ridge: float, records: float
+) -> Vector:
+    """Return the head's weights, as the network stores them, from the mean of its statistic.
 
-    `noise` is the standard deviation at one site; a symmetric random matrix has a spectral norm of
-    about √b of it.
+    `records` is over how many records the noise of one site is spread, such that its standard deviation
+    in the mean is deviation / records.
     """
-    return max(factor * noise * math.sqrt(features / sites), LEAST_RIDGE)
+    noise = deviation(statistic, amount) / records
+    kind: Kind = "laplace" if amount is None else amount.kind
+    solution = statistic.head(mean, noise=noise, kind=kind, ridge=ridge)
+    return np.clip(solution.T.ravel(), -1e3, 1e3).astype(np.float32)
 
 
 class Solver:
     """Put the mean of a stage's statistic into a network's weights: moments as they are, heads solved."""
 
     def __init__(self, name: str, shape: Shape, classes: int, options: Options, *, cross: float) -> None:
-        network = build(name, shape, classes, options)
+        self._net = FlatNetwork(name, shape, classes, options=options)
+        network = self._net.network
         assert isinstance(network, Encoded)  # by schema
-        self.statistics: list[Statistic] = [layer.statistic for layer in network.learnt]
-        self._head = network.head_statistics(cross)
-        self.statistics.append(self._head)
+        self._network, self._cross = network, cross
+        learnt: list[Statistic] = [layer.statistic for layer in network.learnt]
+        self.statistics = [*learnt, network.head_statistics(cross)]
 
     def put(
         self, weights: Vector, stage: int, mean: Reals, *, amount: Amount | None, ridge: float, records: float
     ) -> Vector:
-        """Return the weights with stage `stage` (from 1) solved from the mean over records of its statistic.
-
-        `records` is over how many records the noise of one site is spread, such that its standard
-        deviation in the mean is deviation / records.
-        """
-        start = sum(statistic.size for statistic in self.statistics[: stage - 1])
+        """Return the weights with stage `stage` (from 1) solved from the mean of its statistic."""
         found = weights.copy()
         if stage < len(self.statistics):
+            start = sum(statistic.size for statistic in self.statistics[: stage - 1])
             found[start : start + len(mean)] = mean
             return found
-        gram, cross = self._head.unpack(mean)
-        noise = deviation(self._head, amount) / records
-        size = head_ridge(ridge, noise, features=self._head.features, sites=1)
-        solution = minimiser(gram, cross, ridge=size)
-        found[start:] = np.clip(solution.T.ravel(), -1e3, 1e3).astype(np.float32)
+        self._net.load(weights)
+        statistic = self._network.head_statistics(self._cross)
+        head = solved_head(statistic, mean, amount=amount, ridge=ridge, records=records)
+        found[-len(head) :] = head
         return found

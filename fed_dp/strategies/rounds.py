@@ -14,12 +14,13 @@ from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
 from fed_dp.errors import ResumeError
-from fed_dp.experiment import Dpa, Experiment, Pcdbn
 from fed_dp.experiment import Dssgd as DssgdOptions
+from fed_dp.experiment import Experiment, Functional
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.experiment.release import Agreement, agreement, amount, budget_of
 from fed_dp.experiment.schema import Statistics as StatisticsOptions
-from fed_dp.models import Evaluator, Solver, Vector, initial_weights, use_one_thread
+from fed_dp.experiment.start import starting_weights
+from fed_dp.models import Evaluator, Solver, Vector, use_one_thread
 from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
 from fed_dp.strategies.dssgd import Dssgd
@@ -33,6 +34,7 @@ from fed_dp.strategies.turns import FreeRunning, Turns, Waves
 STRATEGIES: dict[str, type[SiteStrategy]] = {
     "averaging": Averaging,
     "centralised": Centralised,
+    "public": Centralised,
     "standalone": Standalone,
     "dssgd": Dssgd,
     "statistics": Statistics,
@@ -86,8 +88,7 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
     options = experiment.network
     evaluator = Evaluator(*network, data.inputs(data.test), data.test.y, options)
     sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
-    start = initial_weights(*network, seed=experiment.seed, options=options)
-    strategy = _strategy(experiment, members, start, sites)
+    strategy = _strategy(experiment, members, starting_weights(experiment, members), sites)
     turns = _turns(experiment, strategy, grid)
     fingerprint = data.fingerprint()
     if folder.same_data(fingerprint) and experiment.private:
@@ -153,10 +154,10 @@ def _strategy(
 
 def _solving(experiment: Experiment, members: Federation, agreed: Agreement | None) -> dict[str, Any]:
     config, model, data = experiment.trainer, experiment.model, members.dataset
-    assert isinstance(config, Dpa | Pcdbn)  # by schema
+    assert isinstance(config, Functional)  # by schema
     stages = model.learnt + 1
     return {
-        "solver": Solver(model.name, data.shape, data.classes, model.options, cross=config.cross),
+        "solver": Solver(model.name, data.shape, data.classes, experiment.network, cross=config.cross),
         "amounts": [amount(release) for release in agreed.stages] if agreed else [None] * stages,
         "ridge": config.ridge,
     }
