@@ -172,9 +172,15 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
     from fed_dp.accounting import Statement
-    from fed_dp.simulations.report import cost_text, traffic_lines
+    from fed_dp.experiment import group_of
+    from fed_dp.simulations.report import cost_text, owner_score, traffic_lines
 
     results = summary.get("runs") or {next(iter(variants)): summary}
+    if groups := summary.get("groups"):
+        _show_groups(console, summary["experiment"], groups)
+        results = {group: next(r for v, r in results.items() if group_of(v) == group) for group in groups}
+        variants = {group_of(name): experiment for name, experiment in reversed(variants.items())}
+        console.print("of every run, its first repetition:")
     table = Table(title=summary["experiment"])
     table.add_column("run")
     for heading in ("clients", "accuracy", "best", "MB sent", "seconds"):
@@ -198,11 +204,77 @@ def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experim
             console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
         for line in traffic_lines(result):
             console.print(f"{name}: {line}", soft_wrap=True, markup=False)
+        if 0 < len(owners := result.get("by_owner", {})) <= 12:
+            each = ", ".join(f"{owner} {owner_score(scores)}" for owner, scores in owners.items())
+            console.print(f"{name}: AUC (accuracy) on own test records: {each}", soft_wrap=True)
         if result["privacy"] is None:
             console.print(f"{name}: no privacy")
         else:
             for line in Statement(**result["privacy"]).lines():
                 console.print(f"{name}: {line}", soft_wrap=True, markup=False)
+
+
+def _show_groups(console: Console, title: str, groups: dict[str, Any]) -> None:
+    table = Table(title=f"{title}: mean (standard deviation) over repetitions")
+    table.add_column("run")
+    for heading in ("repetitions", "accuracy", "AUC", "seconds"):
+        table.add_column(heading, justify="right")
+    for name, told in groups.items():
+        scores = [
+            f"{told[s]['mean']:.4f} ({told[s]['deviation']:.4f})" if s in told else ""
+            for s in ("accuracy", "auc")
+        ]
+        table.add_row(name, str(told["runs"]), *scores, f"{told['seconds']:.1f}")
+    console.print(table)
+
+
+# ------------------------------------------------------------------------------------ predict
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A finished run's folder, or the model.npz in it.")],
+    inputs: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Records without labels: a table as in the experiment's data folder, or an npz file with X. "
+            "Without it: score the experiment's own test records."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Write the probabilities here, as CSV. Default: standard output.")
+    ] = None,
+) -> None:
+    """Predict with a trained model: each class' probability for every record."""
+    import numpy as np
+
+    from fed_dp.data import read_inputs
+    from fed_dp.data.formats import read_npz
+    from fed_dp.experiment.federation import federation, folder_options
+    from fed_dp.experiment.saved import SavedModel
+
+    model = SavedModel.load(run)
+    section = model.experiment.data
+    if inputs is None:
+        data = federation(model.experiment).dataset
+        for name, value in model.scores(data.inputs(data.test), data.test.y).items():
+            print(f"{name} {value:.4f}")
+        return
+    if section.name == "folder":
+        x = read_inputs(folder_options(section), inputs)
+    elif inputs.suffix == ".npz":
+        [x] = read_npz(inputs, ("X",))
+    else:
+        raise ConfigError(
+            f"{inputs}: data.name = {section.name!r} takes an npz file with X, scaled as its own"
+        )
+    found = model.probabilities(x)
+    names = section.classes if isinstance(section.classes, tuple) else map(str, range(model.classes))
+    lines = [",".join(names), *(",".join(f"{value:.6g}" for value in row) for row in np.asarray(found))]
+    if out is None:
+        print("\n".join(lines))
+    else:
+        out.write_text("\n".join(lines) + "\n")
 
 
 # -------------------------------------------------------------------------------- experiments

@@ -59,6 +59,15 @@ def read_folder(options: FolderOptions) -> DataSet:
     return DataSet("folder", train, test, classes, *identity(), notes=notes)
 
 
+def read_inputs(options: FolderOptions, path: Path) -> Floats:
+    """Read records without labels, as the experiment's own are read: to predict."""
+    if path.suffix in TABLES:
+        table = _read(path)
+        return _inputs(table.drop(columns=[options.label], errors="ignore"), options, path)
+    [x] = read_npz(path, ("X",))
+    return _scaled(x, options, path)
+
+
 def _split(prefix: str, options: FolderOptions) -> Records | None:
     folder = options.path
     images, labels = (sorted(folder.glob(f"{prefix}-{kind}*")) for kind in ("images", "labels"))
@@ -80,11 +89,6 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path) -> Records:
-    if isinstance(options.bounds, Mapping):
-        raise ConfigError(f"data.bounds: {path.name} is an array; expected one pair, as in [0, 255]")
-    low, high = options.bounds
-    if not low < high:
-        raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
     if y.ndim != 1 or x.ndim < 2:
@@ -93,6 +97,15 @@ def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path
         )
     if len(x) != len(y):
         raise DataCorrupt(f"{path}: {len(x)} inputs but {len(y)} labels")
+    return Records(_scaled(x, options, path), _labels(pd.Series(y), options, path))
+
+
+def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
+    if isinstance(options.bounds, Mapping):
+        raise ConfigError(f"data.bounds: {path.name} is an array; expected one pair, as in [0, 255]")
+    low, high = options.bounds
+    if not low < high:
+        raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
     if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
         raise DataCorrupt(
             f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text"
@@ -102,7 +115,7 @@ def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path
     elif x.ndim == 4 and x.shape[-1] in (1, 3):  # channels last, as images are usually stored
         x = x.transpose(0, 3, 1, 2)
     scaled = 2 * (np.clip(x.astype(np.float32), low, high) - low) / (high - low) - 1
-    return Records(scaled.astype(np.float32), _labels(pd.Series(y), options, path))
+    return scaled.astype(np.float32)
 
 
 def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
@@ -114,6 +127,12 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
                 f"data.{key} = {name!r}: {path.name} has no such column; found: "
                 f"{', '.join(map(str, table.columns))}"
             )
+    owner = None if options.client is None else _owners(table[options.client], path)
+    x = _inputs(table, options, path)
+    return Records(x, _labels(table[options.label], options, path), owner)
+
+
+def _inputs(table: pd.DataFrame, options: FolderOptions, path: Path) -> Floats:
     categories = dict(options.categories or {})
     stated = list(options.bounds) if isinstance(options.bounds, Mapping) else []
     for name in (*stated, *categories):
@@ -133,9 +152,7 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
         )
     if not inputs:
         raise ConfigError(f"{path.name} has no column but {options.label!r}: there is nothing to learn from")
-    x: Floats = Columns(bounds, categories).encode(table, where=str(path))
-    owner = None if options.client is None else _owners(table[options.client], path)
-    return Records(x, _labels(table[options.label], options, path), owner)
+    return Columns(bounds, categories).encode(table, where=str(path))
 
 
 def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:

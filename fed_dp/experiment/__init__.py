@@ -17,6 +17,7 @@ from fed_dp.experiment.schema import (
 from fed_dp.experiment.source import (
     build,
     from_run_config,
+    group_of,
     load_experiment,
     override,
     profile,
@@ -40,6 +41,7 @@ __all__ = [
     "Svm",
     "build",
     "from_run_config",
+    "group_of",
     "load_experiment",
     "override",
     "profile",

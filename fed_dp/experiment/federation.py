@@ -119,19 +119,22 @@ def _read(section: Data) -> DataSet:
         if section.attributes is not None:
             found = _with_attributes(found, section.attributes)
         return found if section.influence else data.without_influence(found)
-    assert path is not None  # these three by schema
+    return data.read_folder(folder_options(section))
+
+
+def folder_options(section: Data) -> data.FolderOptions:
+    """Return what an experiment states about a user's own data."""
+    assert section.path is not None  # these three by schema
     assert section.bounds is not None
     assert section.classes is not None
-    return data.read_folder(
-        data.FolderOptions(
-            path,
-            section.bounds,
-            section.classes,
-            section.label,
-            section.client,
-            section.categories,
-            section.test_fraction,
-        )
+    return data.FolderOptions(
+        Path(section.path),
+        section.bounds,
+        section.classes,
+        section.label,
+        section.client,
+        section.categories,
+        section.test_fraction,
     )
 
 

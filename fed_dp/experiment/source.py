@@ -51,16 +51,56 @@ def read_tables(source: str | Path) -> Tables:
 def variants(tables: Tables) -> dict[str, Tables]:
     """Split a file into its variants: the base with each `[variants.NAME]` laid over it.
 
-    A file without variants is its own only variant, under its own name.
+    A file without variants is its own only variant, under its own name. With `[repeats]`, every variant
+    comes once for each seed and fold, under NAME_sSEED_fFOLD; `group_of` gives the name back.
     """
     base = copy.deepcopy(tables)
+    repeats = _repeats(base.pop("repeats", {}))
     listed = base.pop("variants", {})
     if not isinstance(listed, dict) or not all(isinstance(v, dict) for v in listed.values()):
         raise ConfigError("variants: expected tables, as in [variants.NAME]")
     if not listed:
-        return {str(base.get("name", "experiment")): base}
+        found = {str(base.get("name", "experiment")): base}
+    else:
+        found = {
+            name: _merge(base, {**changes, "name": f"{base['name']}-{name}"})
+            for name, changes in listed.items()
+        }
+    if not repeats:
+        return found
     return {
-        name: _merge(base, {**changes, "name": f"{base['name']}-{name}"}) for name, changes in listed.items()
+        f"{name}{ending}": _merge(each, {**changes, "name": f"{each.get('name', name)}{ending}"})
+        for name, each in found.items()
+        for ending, changes in repeats.items()
+    }
+
+
+def group_of(name: str) -> str:
+    """Return the variant that a repetition belongs to."""
+    return re.sub(r"_s\d+(_f\d+)?$", "", name)
+
+
+def _repeats(given: Any) -> dict[str, Tables]:
+    """Return each repetition's ending and changes: `seeds` is a number or a list, `folds` a number."""
+    if not isinstance(given, dict) or (wrong := set(given) - {"seeds", "folds"}):
+        extra = f"unknown key repeats.{min(wrong)}; " if isinstance(given, dict) else ""
+        raise ConfigError(f"{extra}repeats: expected a table of seeds and folds")
+    if not given:
+        return {}
+    seeds, folds = given.get("seeds", 1), given.get("folds", 1)
+    listed = list(range(1, seeds + 1)) if type(seeds) is int else seeds
+    if not isinstance(listed, list) or not listed or not all(type(s) is int and s >= 0 for s in listed):
+        raise ConfigError(f"repeats.seeds = {seeds!r}: expected a number of seeds from 1, or a list of them")
+    if len(set(listed)) < len(listed):
+        raise ConfigError(f"repeats.seeds = {seeds!r}: expected seeds that differ")
+    if type(folds) is not int or folds < 1:
+        raise ConfigError(f"repeats.folds = {folds!r}: expected a whole number from 1")
+    if folds == 1:
+        return {f"_s{seed}": {"seed": seed} for seed in listed}
+    return {
+        f"_s{seed}_f{fold}": {"seed": seed, "data": {"folds": folds, "fold": fold}}
+        for seed in listed
+        for fold in range(folds)
     }
 
 
@@ -123,9 +163,13 @@ def select(source: str | Path, wanted_profile: str | None = None) -> tuple[str, 
     name, colon, wanted = str(source).partition(":")
     tables = profile(read_tables(name), wanted_profile)
     found = variants(tables)
-    if colon and wanted not in found:
-        raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {', '.join(found)}")
-    return str(tables["name"]), {wanted: found[wanted]} if colon else found
+    if not colon:
+        return str(tables["name"]), found
+    chosen = {key: each for key, each in found.items() if wanted in (key, group_of(key))}
+    if not chosen:
+        has = ", ".join(dict.fromkeys(map(group_of, found)))
+        raise ConfigError(f"experiment {name!r} has no variant {wanted!r}; has: {has}")
+    return str(tables["name"]), chosen
 
 
 def load_experiment(

@@ -117,15 +117,24 @@ class Evaluator:
         self._net.network.eval()
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
 
-    def scores(self, weights: Vector) -> dict[str, float]:
-        """Return accuracy, mean negative log-likelihood and, for two classes, the AUC."""
-        self._net.load(weights)
-        with torch.no_grad():
-            output = torch.cat([self._net.network(x) for x in torch.split(self._x, 1000)])
+    def scores(self, weights: Vector, rows: NDArray[np.bool_] | None = None) -> dict[str, float]:
+        """Return accuracy, mean negative log-likelihood and, for two classes, the AUC; of some records."""
+        chosen = slice(None) if rows is None else torch.from_numpy(rows)
+        output, y = self._output(weights, self._x[chosen]), self._y[chosen]
         scores = {
-            "accuracy": float((output.argmax(1) == self._y).double().mean()),
-            "loss": float(nn.functional.nll_loss(output.double(), self._y)),
+            "accuracy": float((output.argmax(1) == y).double().mean()),
+            "loss": float(nn.functional.nll_loss(output.double(), y)),
         }
-        if output.shape[1] == 2 and 0 < self._y.sum() < len(self._y):
-            scores["auc"] = float(roc_auc_score(self._y.numpy(), output[:, 1].numpy()))
+        if output.shape[1] == 2 and 0 < y.sum() < len(y):
+            scores["auc"] = float(roc_auc_score(y.numpy(), output[:, 1].numpy()))
         return scores
+
+    def probabilities(self, weights: Vector) -> Vector:
+        """Return each class' probability for every record."""
+        found: Vector = self._output(weights, self._x).exp().numpy()
+        return found
+
+    @torch.no_grad()
+    def _output(self, weights: Vector, x: Tensor) -> Tensor:
+        self._net.load(weights)
+        return torch.cat([self._net.network(part) for part in torch.split(x, 1000)])

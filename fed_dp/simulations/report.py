@@ -11,9 +11,11 @@ from typing import Any
 
 from fed_dp.accounting import Statement
 from fed_dp.accounting.statement import number
+from fed_dp.experiment import group_of
+from fed_dp.simulations.groups import Summary, grouped, spread_of
 from fed_dp.strategies.run_folder import Line, write_atomically
 
-Summary = Mapping[str, Any]
+SCORE_WORDS = {"accuracy": "accuracy", "auc": "AUC"}
 
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
@@ -65,7 +67,11 @@ def traffic_lines(summary: Summary) -> list[str]:
 def write_report(
     path: Path, name: str, results: Mapping[str, Summary], lines: Mapping[str, Sequence[Line]]
 ) -> None:
-    """Write the page."""
+    """Write the page. Repetitions of a variant are told together."""
+    groups = grouped(results)
+    repeated = "" if groups.keys() == results.keys() else _repeated(groups)
+    lines = {group: lines[next(v for v in results if group_of(v) == group)] for group in groups}
+    results = {group: runs[0] for group, runs in groups.items()}
     rows = "\n".join(_row(variant, summary) for variant, summary in results.items())
     statements = "\n".join(
         f"<h3>{html.escape(variant)}</h3>{_statement(summary)}"
@@ -92,6 +98,8 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 {rows}
 </table>
 <ul>{traffic}</ul>
+{repeated}
+{_by_owner(results)}
 <h2>Test accuracy by round</h2>
 {_curves(lines)}
 {_by_epsilon(results)}
@@ -103,6 +111,54 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 </body></html>
 """
     write_atomically(path, page.encode())
+
+
+def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
+    """Return what repetitions came to: a table and box plots."""
+    score = "auc" if all("auc" in run for runs in groups.values() for run in runs) else "accuracy"
+    rows = []
+    for group, runs in groups.items():
+        told = spread_of(runs)[score]
+        low, high = told["interval"]
+        numbers = (told["mean"], told["deviation"], low, high, told["least"], told["most"])
+        cells = "".join(f'<td class="number">{value:.4f}</td>' for value in numbers)
+        rows.append(f'<tr><td>{html.escape(group)}</td><td class="number">{len(runs)}</td>{cells}</tr>')
+    with _figure() as (figure, drawn):
+        axes = figure.subplots()
+        values = [[run[score]["final"] for run in runs] for runs in groups.values()]
+        axes.boxplot(values, tick_labels=list(groups))
+        axes.tick_params(axis="x", rotation=30 if len(groups) < 9 else 75, labelsize=8)
+        axes.set(ylabel=f"test {SCORE_WORDS[score]}")
+        axes.grid(alpha=0.3, axis="y")
+    return f"""<h2>Over repetitions: {SCORE_WORDS[score]}</h2>
+<table><tr><th>run</th><th>repetitions</th><th>mean</th><th>deviation</th><th>95 % of the mean, from</th>
+<th>to</th><th>least</th><th>most</th></tr>{"".join(rows)}</table>
+<p>Below, every run is shown by its first repetition.</p>
+{drawn()}"""
+
+
+def _by_owner(results: Mapping[str, Summary]) -> str:
+    """Return the scores on each natural client's own test records, where clients are few."""
+    told = {variant: s["by_owner"] for variant, s in results.items() if 0 < len(s.get("by_owner", {})) <= 12}
+    if not told:
+        return ""
+    owners = list(dict.fromkeys(owner for found in told.values() for owner in found))
+    heads = "".join(f"<th>{html.escape(owner)}</th>" for owner in owners)
+    rows = []
+    for variant, found in told.items():
+        cells = "".join(
+            f'<td class="number">{owner_score(found[owner])}</td>' if owner in found else "<td></td>"
+            for owner in owners
+        )
+        rows.append(f"<tr><td>{html.escape(variant)}</td>{cells}</tr>")
+    title = "<h2>On each client's own test records: AUC (accuracy)</h2>"
+    return f"{title}<table><tr><th>run</th>{heads}</tr>{''.join(rows)}</table>"
+
+
+def owner_score(scores: Mapping[str, float]) -> str:
+    """Return AUC and accuracy in a few characters."""
+    accuracy = f"{scores['accuracy']:.3f}"
+    return f"{scores['auc']:.3f} ({accuracy})" if "auc" in scores else f"({accuracy})"
 
 
 def _row(variant: str, summary: Summary) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fed_dp.errors import FedDpError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
+from fed_dp.simulations.groups import grouped, spread_of
 from fed_dp.simulations.report import write_report
 from fed_dp.simulations.runner import Engine, check, session, simulate
 from fed_dp.strategies.rounds import Observer
@@ -56,6 +57,8 @@ def run_study(
         summary = next(iter(results.values()))
     else:
         summary = {"experiment": name, "digest": identity(variants), "runs": results}
+        if (groups := grouped(results)).keys() != results.keys():
+            summary["groups"] = {group: spread_of(runs) for group, runs in groups.items()}
         RunFolder(path).finish(summary)
     lines = {v: RunFolder(path if alone else path / v).lines() for v in variants}
     write_report(path / "report.html", name, results, lines)

@@ -44,6 +44,11 @@ class Standalone(SiteStrategy):
         each = [evaluator.scores(weights) for weights in self.own]
         return {key: float(np.mean([scores[key] for scores in each])) for key in each[0]}
 
+    def weights_of(self, client: int) -> Vector:
+        """Return its own model."""
+        found: Vector = self.own[client]
+        return found
+
     def state(self) -> State:
         """Return all sites' models."""
         return {**super().state(), "own": self.own}

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
@@ -18,6 +19,8 @@ from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment, Functional
 from fed_dp.experiment.federation import Federation, federation
 from fed_dp.experiment.release import Agreement, agreement, amount, budget_of
+from fed_dp.experiment.saved import SavedModel
+from fed_dp.experiment.schema import Natural
 from fed_dp.experiment.schema import Statistics as StatisticsOptions
 from fed_dp.experiment.start import starting_weights
 from fed_dp.models import Evaluator, Solver, Vector, use_one_thread
@@ -119,6 +122,9 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         observer.round_done(line)
     summary = _summary(experiment, members, strategy, lines, events)
     summary["data"]["sha256"] = fingerprint
+    summary["by_owner"] = _by_owner(experiment, members, strategy, evaluator)
+    if experiment.strategy.name != "standalone":  # which has as many models as sites
+        folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())
     folder.finish(summary)
     return summary
 
@@ -288,6 +294,26 @@ def _summary(
     if "auc" in scored[-1]:
         summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
     return summary
+
+
+def _by_owner(
+    experiment: Experiment, members: Federation, strategy: SiteStrategy, evaluator: Evaluator
+) -> dict[str, dict[str, float]]:
+    """Return the scores on each natural client's own test records, of the model that it ends with."""
+    train, test = members.dataset.train, members.dataset.test
+    if not isinstance(experiment.data.partition, Natural) or train.owner is None or test.owner is None:
+        return {}
+    found = {}
+    for client, owner in enumerate(np.unique(train.owner)[: experiment.clients.count]):
+        rows = test.owner == owner
+        if rows.any():
+            scores = evaluator.scores(strategy.weights_of(client), rows)
+            found[str(owner)] = {
+                **scores,
+                "test": int(rows.sum()),
+                "train": int((train.owner == owner).sum()),
+            }
+    return found
 
 
 def _mechanism(experiment: Experiment) -> str | None:

@@ -5,6 +5,7 @@ metrics.jsonl     one line per round, flushed
 data.sha256       which records it is about
 checkpoint/       server state after the last finished round
 ledgers.sqlite    what each private client has spent
+model.npz         the trained model
 summary.json      the result; its presence says that the run is finished
 """
 
@@ -25,6 +26,7 @@ import tomli_w
 
 from fed_dp.errors import ResumeError, RunError
 from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.saved import NAME as MODEL
 
 Line = dict[str, Any]
 LEDGERS = "ledgers.sqlite"
@@ -142,6 +144,10 @@ class RunFolder:
         except (OSError, ValueError) as error:
             raise ResumeError(f"{path} cannot be read ({error}): delete it and resume") from None
         return dict(found)
+
+    def keep_model(self, content: bytes) -> None:
+        """Write the trained model."""
+        write_atomically(self.path / MODEL, content)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Write the summary: the run is finished."""

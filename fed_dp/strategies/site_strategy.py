@@ -122,6 +122,10 @@ class SiteStrategy(Strategy):
         """Return the test scores of the server's state."""
         return evaluator.scores(self.weights)
 
+    def weights_of(self, client: int) -> Vector:
+        """Return the model that a client ends with."""
+        return self.weights
+
     def state(self) -> State:
         """Return everything a resumed run needs."""
         return {"weights": self.weights, "marks": np.array(self.marks)}
