@@ -30,6 +30,7 @@ from fed_dp.sharing.update import LARGEST
 
 Signs = NDArray[np.float64]
 FIRST_TOLERANCE, LAST_TOLERANCE = 1e-6, 1e-14  # of liblinear
+MOST_ON_MARGIN = 4  # times as many as there are features: then the distance is too wide
 NEAR = (1e-6, 1e-5, 1e-4, 1e-3)  # distances from the margin at which a record may count as on it
 
 
@@ -135,22 +136,23 @@ def duality_gap(z: Reals, signs: Signs, w: Reals, *, cost: float) -> float:
     """Return an upper bound on how far w's objective is above the minimum.
 
     Any 0 ≤ α ≤ cost bounds the minimum from below by Σ α − ½‖Σ α y z‖². Here α is cost for records inside
-    the margin, 0 outside, and, for those on it, whatever brings Σ α y z nearest to w.
+    the margin, 0 outside, and, for those on it (equal ones together), whatever brings Σ α y z nearest to w.
     """
     rows = z * signs[:, None]
     slack = 1 - rows @ w
     primal = 0.5 * float(w @ w) + cost * float(np.maximum(slack, 0).sum())
     least = np.inf
     for near in NEAR:
-        on = np.abs(slack) <= near
-        if on.sum() > 4 * z.shape[1]:
+        on, counts = np.unique(rows[np.abs(slack) <= near], axis=0, return_counts=True)
+        if len(on) > MOST_ON_MARGIN * z.shape[1] and np.isfinite(least):
             break
         inside = slack > near
         fixed = cost * rows[inside].sum(0)
         share = np.zeros(0)
-        if on.any():
-            share = lsq_linear(cost * rows[on].T, w - fixed, bounds=(0, 1), tol=1e-14).x.clip(0, 1)
-        reached = fixed + cost * (share @ rows[on])
+        if len(on):
+            found = lsq_linear(cost * on.T, w - fixed, bounds=(0, counts.astype(float)), tol=1e-14)
+            share = np.clip(found.x, 0, counts)
+        reached = fixed + cost * (share @ on)
         dual = cost * float(inside.sum() + share.sum()) - 0.5 * float(reached @ reached)
         least = min(least, primal - dual)
     return max(least, 0.0)

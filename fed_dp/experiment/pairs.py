@@ -55,8 +55,8 @@ FUNCTIONAL_MODELS = {
 }
 BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "behaviour-linear", "patch-behaviour")
 BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
-PAPER_MODELS = tuple(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper)
-STATISTICS_MODELS = tuple(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved)
+PAPER_MODELS = tuple(dict.fromkeys(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper))
+STATISTICS_MODELS = tuple(dict.fromkeys(name for proved, _ in FUNCTIONAL_MODELS.values() for name in proved))
 # What else than 'proved' a mechanism comes as.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "sparse_vector": ("paper", "paper_as_printed"),

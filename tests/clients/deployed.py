@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fed_dp.clients import app as client_app
 from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.experiment.start import starting_weights
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import RUN_ID, identify
 from fed_dp.strategies.site_strategy import record
@@ -30,6 +31,7 @@ class Deployed:
         """Train from the first weights, plus `fill`; `known` is the mark that the server has seen."""
         place = client_app._workplace(tuple(sorted(self.config.items())))
         config = ConfigRecord({names.ROUND: turn, names.MARK: known})
-        content = RecordDict({names.ARRAYS: record(place.start + np.float32(fill)), names.CONFIG: config})
+        weights = starting_weights(place.experiment, place.federation) + np.float32(fill)
+        content = RecordDict({names.ARRAYS: record(weights), names.CONFIG: config})
         message = Message(content, 1, MessageType.TRAIN, group_id="1")
         return client_app.app(message, Context(RUN_ID, 1, self.node, RecordDict(), self.config))

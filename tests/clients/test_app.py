@@ -13,6 +13,7 @@ from fed_dp.clients import app as client_app
 from fed_dp.clients.trainer import Fit
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation
+from fed_dp.experiment.start import starting_weights
 from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode
@@ -191,8 +192,9 @@ def test_float16_halves_the_values_on_the_wire() -> None:
 def test_a_change_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for experiment in (small(), dssgd(), dssgd(selection="random_with_threshold")):
         place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
-        broken = np.zeros(place.start.size, np.float32)
+        start = starting_weights(place.experiment, place.federation)
+        broken = np.zeros(place.size, np.float32)
         broken[5] = np.nan
         with monkeypatch.context() as patch:
             patch.setattr(type(place.trainer), "fit", lambda *_, change=broken: Fit(change))
-            assert "nan at position 5" in (train(grid(experiment), place.start).error.reason or "")
+            assert "nan at position 5" in (train(grid(experiment), start).error.reason or "")

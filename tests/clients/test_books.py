@@ -17,6 +17,7 @@ from fed_dp.clients.trainer import Fit
 from fed_dp.errors import BudgetExceeded, DataError, LedgerFault, PrivacyError
 from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.experiment.release import agreement
+from fed_dp.experiment.start import starting_weights
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import RUN_ID, InProcessGrid
 from tests.clients.deployed import Deployed
@@ -272,12 +273,13 @@ def test_a_training_that_diverged_is_not_told_from_others(
     experiment = private_selection(selection)
     place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
     for broken in (np.nan, np.inf, -np.inf):
-        diverged = np.full(place.start.size, broken, np.float32)
+        start = starting_weights(place.experiment, place.federation)
+        diverged = np.full(place.size, broken, np.float32)
         with monkeypatch.context() as patch:
             patch.setattr(type(place.trainer), "fit", lambda *_, change=diverged: Fit(change))
-            reply = train(grid(experiment), place.start)
+            reply = train(grid(experiment), start)
         assert not reply.has_error()
-        assert np.isfinite(change(reply, place.start.size).values).all()
+        assert np.isfinite(change(reply, place.size).values).all()
 
 
 @pytest.mark.parametrize("selection", SELECTIONS)

@@ -19,14 +19,16 @@ from fed_dp.errors import BudgetExceeded, PrivacyError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import federation
 from fed_dp.experiment.release import agreement
+from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise, SimulationNoise
 from fed_dp.mechanisms.statistics import ROUNDING
-from fed_dp.models import Vector, initial_weights
+from fed_dp.models import Vector
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode
 from tests.clients.deployed import Deployed
 from tests.mechanisms.privacy_loss import Spy
 
+PUBLIC = {"public_records": 200}
 MODELS: dict[str, dict[str, Any]] = {
     "unit-linear": {"trainer": {"name": "dpa"}},
     "random-features": {"trainer": {"name": "dpa"}, "model": {"features": 40}},
@@ -34,6 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
     "scattering": {"trainer": {"name": "dpa"}, "model": {"components": 30}},
     "scattering-random": {"trainer": {"name": "dpa"}, "model": {"features": 40}},
     "patch-filters": {"trainer": {"name": "pcdbn"}, "model": {"filters": 4, "components": 30}},
+    "class-sums": {"trainer": {"name": "adlm"}, "data": PUBLIC},
+    "relevant-pixels": {"trainer": {"name": "adlm"}, "data": PUBLIC},
+    "relevant-scattering": {"trainer": {"name": "ilm"}, "model": {"features": 40}},
 }
 
 
@@ -43,6 +48,7 @@ def experiment(model: str = "private-pca", *, strategy: Any = "averaging", **cha
         "seed": 3,
         "rounds": 4,
         "clients": {"count": 4},
+        "data": chosen.get("data", {}),
         "model": {"name": model, **chosen.get("model", {})},
         "trainer": chosen["trainer"],
         "strategy": {"name": strategy} if isinstance(strategy, str) else strategy,
@@ -53,10 +59,9 @@ def experiment(model: str = "private-pca", *, strategy: Any = "averaging", **cha
 
 def ready(given: Experiment) -> tuple[StatisticsTrainer, Vector, Callable[..., Site]]:
     members = federation(given)
-    trainer, net = make_trainer(given, members.dataset)
+    trainer, _ = make_trainer(given, members.dataset)
     assert isinstance(trainer, StatisticsTrainer)
-    data = members.dataset
-    start = initial_weights(net.name, data.shape, data.classes, seed=given.seed, options=given.network)
+    start = starting_weights(given, members)
 
     def site(client: int = 0, turn: int = 1) -> Site:
         return Site(*members.client(client), client, turn, given.seed)

@@ -33,6 +33,8 @@ TRAINERS = {
     "psgd, patch cnn": small("psgd", model={"name": "patch-cnn", "filters": 4}),
     "dpa, exact": paper("dpa", {"name": "auto-encoder", "hidden": 12}, truncate=False),
     "dpa, truncated": paper("dpa", {"name": "auto-encoder", "hidden": 12}),
+    "adlm": paper("adlm", {"name": "adlm-cnn", "filters": 2, "hidden": 6}),
+    "ilm, exact": paper("ilm", {"name": "adlm-cnn", "filters": 2, "hidden": 6}, truncate=False),
     "pcdbn, truncated": paper("pcdbn", {"name": "cdbn", "filters": 2, "hidden": 8}),
 }
 QUICK = [name for name, experiment in TRAINERS.items() if experiment.trainer.name in ("sgd", "psgd")]

@@ -27,12 +27,14 @@ from fed_dp.mechanisms.statistics import (
 from tests.mechanisms.privacy_loss import Spy, mutant
 
 LABELS = np.array([2])
+SHARES = np.array([0.4, 0.3, 0.1, 0.1, 0.05, 0.05])
 KINDS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {  # how it is made, the shape of a record
     "HeadStatistics": ((7, 3), (7,)),
     "HeadStatistics, cross 2": ((7, 3, 2.0), (7,)),
     "MapMoments": ((4, 6), (4, 6)),
     "MapMoments, one channel": ((1, 9), (1, 9)),
     "PatchMoments": ((5,), (8, 5)),
+    "ClassSums": ((SHARES, np.ones(5), 3), (6,)),
 }
 
 
@@ -93,6 +95,9 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("PatchMoments", ("_pack(v.T @ v) / records.shape[1]", "_pack(v.T @ v)")),
         ("PatchMoments", ("return (self.patch + 1) / 2", "return 1.0")),
         ("PatchMoments", ("columns, 1.0, math.sqrt(2))", "columns, 1.0, 2.0)")),
+        ("ClassSums", (".clip(-_BELOW_ONE, _BELOW_ONE)", "")),
+        ("ClassSums", ("np.sqrt(self.shares)", "self.shares ** 0.25")),
+        ("ClassSums", ("each = self.shares if", "each = np.sqrt(self.shares) if")),
         ("MapMoments, one channel", ("np.nan_to_num(rows.astype(np.float64))", "rows.astype(np.float64)")),
     ],
 )  # fmt: skip
