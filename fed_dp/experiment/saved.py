@@ -40,7 +40,7 @@ class SavedModel:
         """Read it from a file, or from the run folder that holds it."""
         path = path / NAME if path.is_dir() else path
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
                 about, weights = json.loads(str(archive["about"])), archive["weights"]
             shape = tuple(int(n) for n in about["shape"])
             return cls(build(about["experiment"], where=str(path)), shape, int(about["classes"]), weights)

@@ -1,0 +1,175 @@
+"""The private SVM as a trainer: released once, charged before, followed without records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
+from fed_dp.clients.registry import make_trainer
+from fed_dp.clients.svm import SvmTrainer
+from fed_dp.clients.trainer import Releasing, Site
+from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.federation import federation
+from fed_dp.experiment.release import agreement, banner, promise, svm_noise
+from fed_dp.experiment.start import starting_weights
+from fed_dp.mechanisms import SimulationNoise
+from fed_dp.mechanisms.statistics import ROUNDING
+from fed_dp.mechanisms.support_vector import paper_scale, sensitivity
+from fed_dp.models import Evaluator, Vector
+from fed_dp.sharing import message as names
+from tests.clients.deployed import Deployed
+from tests.mechanisms.test_support_vector import SpyOnLength
+
+
+def experiment(**changes: Any) -> Experiment:
+    tables: dict[str, Any] = {
+        "seed": 3,
+        "rounds": 3,
+        "data": {"public_records": 30},
+        "clients": {"count": 4},
+        "model": {"name": "rbf", "features": 40},
+        "trainer": {"name": "svm", "cost": 50.0},
+        "privacy": {"budget_epsilon": 4.0},
+    }
+    return build({**tables, **changes})
+
+
+def ready(given: Experiment) -> tuple[SvmTrainer, Vector, Site]:
+    members = federation(given)
+    trainer, _ = make_trainer(given, members.dataset)
+    assert isinstance(trainer, SvmTrainer)
+    return trainer, starting_weights(given, members), Site(*members.client(0), 0, 1, given.seed)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [
+        ({}, "gamma"),
+        ({"trainer": {"name": "svm", "cost": 50.0, "noise": "laplace"}}, "laplace"),
+        ({"privacy": {"budget_epsilon": 4.0, "delta": 1e-5}}, "gaussian"),
+        ({"privacy": {"budget_epsilon": 4.0, "variant": "paper"}}, "paper"),
+        ({"privacy": {"budget_epsilon": 4.0, "noise_source": "secure"}}, "laplace"),
+    ],
+)
+def test_the_noise_is_what_was_agreed(changes: dict[str, Any], kind: str) -> None:
+    given = experiment(**changes)
+    assert svm_noise(given) == kind
+    trainer, weights, site = ready(given)
+    agreed = agreement(given, client=0, size=weights.size)
+    assert agreed is not None
+    assert agreed.stages == (agreed.release,)
+    spy = SpyOnLength()
+    trainer.release(weights, site, 1, spy)
+    [(values, scale)] = spy.calls
+    assert values.shape == (10, 40)  # one problem for each digit, against the rest
+    records = len(site.y)
+    delta = sensitivity(cost=50.0, records=records, problems=10)
+    if kind == "gaussian":
+        assert isinstance(agreed.release, Gaussian)
+        wanted = agreed.release.noise_multiplier * delta
+    elif kind == "paper":
+        wanted = 10 * paper_scale(cost=50.0, records=records, features=40, epsilon=4.0)
+    else:
+        assert agreed.release == Laplace(4.0)
+        wanted = delta / 4.0 * (1 if kind == "gamma" else np.sqrt(400))
+    assert wanted <= scale <= wanted * (1 + 2 * ROUNDING)
+
+
+def test_each_class_is_told_from_the_rest_and_features_learn() -> None:
+    trainer, weights, site = ready(experiment(trainer={"name": "svm", "perturb": False}, privacy={}))
+    assert not trainer.spends
+    fit = trainer.fit(weights, site, {})
+    again = trainer.fit(weights + fit.change, site, {})
+    assert np.abs(again.change).max() < 1e-6  # it is there already
+    assert not fit.change[: trainer.frozen(weights, 1).size].any()  # frequencies stay
+
+
+def test_what_follows_needs_no_record_and_moves_by_its_part() -> None:
+    for strategy, step in (({"name": "averaging"}, 1.0), ({"name": "dssgd"}, 0.25)):
+        trainer, weights, site = ready(experiment(strategy=strategy))
+        assert isinstance(trainer, Releasing)
+        released = trainer.release(weights, site, 1, SimulationNoise(np.random.default_rng(0)))
+        change = trainer.follow(weights, released, 1, records=len(site.y)).change
+        assert change[-400:] == pytest.approx(step * (released - weights[-400:]))
+
+
+def test_no_number_and_one_class_are_no_error() -> None:
+    trainer, weights, site = ready(experiment())
+    broken = replace(site, x=np.full_like(site.x, np.nan))
+    alike = replace(site, y=np.zeros_like(site.y))
+    for records in (broken, alike):
+        released = trainer.release(weights, records, 1, SimulationNoise(np.random.default_rng(0)))
+        assert np.isfinite(released).all()
+
+
+def test_whatever_frequencies_a_server_sends_no_record_counts_for_more() -> None:
+    """Features have norm 1 for any ρ: the w of neighbours stay as near."""
+    trainer, weights, site = ready(experiment())
+    rng = np.random.default_rng(0)
+    for scale in (0.0, 1.0, 900.0):
+        sent = weights.copy()
+        sent[:-400] = rng.uniform(-scale, scale, size=weights.size - 400)
+        other = replace(site, x=site.x.copy(), y=site.y.copy())
+        other.x[0], other.y[0] = -site.x[0] * 3, (site.y[0] + 1) % 10
+        one, two = (trainer._solved(sent, each, 50.0 / len(site.y)) for each in (site, other))
+        assert np.linalg.norm(one - two) <= sensitivity(cost=50.0, records=len(site.y), problems=10)
+
+
+def test_the_printed_objective_is_refuted_and_says_so() -> None:
+    printed = experiment(privacy={"budget_epsilon": 4.0, "variant": "paper_as_printed"})
+    assert promise(printed).status == "refuted"  # type: ignore[union-attr]
+    assert "not divide C by n" in (banner(printed) or "")
+    assert banner(experiment(privacy={"budget_epsilon": 4.0, "variant": "paper"})) is None
+    assert ready(printed)[0]._as_printed
+
+
+@pytest.mark.parametrize("delta", [None, 1e-5])
+def test_a_deployed_site_releases_once(delta: float | None, tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "a.ledger", site="ward 7", budget=Budget(4.0, delta or 0.0))
+    privacy = {"budget_epsilon": 4.0, "noise_source": "secure"} | ({"delta": delta} if delta else {})
+    given = experiment(privacy=privacy)
+    replies = [Deployed(given, ledger.path).answer(turn) for turn in (1, 2)]
+    bodies = [reply.content.array_records[names.ARRAYS][names.CHANGE].data for reply in replies]
+    assert bodies[0] == bodies[1]
+    account, entries = ledger.read()
+    assert account.number == 1
+    assert account.spent == pytest.approx(4.0)
+    told = replies[1].content.config_records[names.CONFIG][names.EVENTS]
+    assert from_json(str(told)) == (entries[0].event,)
+
+
+def auc(needs: Callable[[str], None], seed: int, **changes: Any) -> float:
+    needs("adult-numbers")
+    partition = {"name": "fraction", "fraction": 0.82973}
+    given = experiment(
+        seed=seed,
+        data={"name": "adult-numbers", "public_records": 20, "partition": partition},
+        clients={"count": 1},
+        model={"name": "rbf"},
+        **{"trainer": {"name": "svm"}, "privacy": {"budget_epsilon": 1.0}, **changes},
+    )
+    members = federation(given)
+    trainer, weights, site = ready(given)
+    assert changes.get("strategy") or len(site.y) == 27_000
+    noise = None if not trainer.spends else SimulationNoise(np.random.default_rng(seed))
+    released = trainer.release(weights, site, 1, noise)
+    change = trainer.follow(weights, released, 1, records=len(site.y)).change
+    data = members.dataset
+    evaluator = Evaluator(given.model.name, data.shape, 2, data.inputs(data.test), data.test.y, given.network)
+    return evaluator.scores(weights + change)["auc"]
+
+
+def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
+    seeds = (1, 2, 3, 4, 5)
+    hybrid = np.mean([auc(needs, seed) for seed in seeds])
+    plain = {"trainer": {"name": "svm", "perturb": False}, "privacy": {}}
+    without = np.mean([auc(needs, seed, **plain) for seed in seeds])
+    public = np.mean([auc(needs, seed, strategy={"name": "public"}, **plain) for seed in seeds])
+    assert hybrid > without - 0.02
+    assert hybrid > public + 0.02
