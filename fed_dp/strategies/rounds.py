@@ -308,11 +308,7 @@ def _by_owner(
         rows = test.owner == owner
         if rows.any():
             scores = evaluator.scores(strategy.weights_of(client), rows)
-            found[str(owner)] = {
-                **scores,
-                "test": int(rows.sum()),
-                "train": int((train.owner == owner).sum()),
-            }
+            found[str(owner)] = {**scores, "test": int(rows.sum())}
     return found
 
 
