@@ -152,6 +152,10 @@ def _what_to_run(
             raise ConfigError(f"{given}: a resumed run keeps its own settings")
         return *variants_of(Path(source)), Path(source)
     name, chosen = select(source, profile)
+    repeated = [key for key in chosen if "~" in key]
+    for setting in settings if repeated else ():
+        if setting.partition("=")[0].strip() in ("seed", "data.fold", "data.folds"):
+            raise ConfigError(f"--set {setting!r}: the experiment has seeds and folds of its own (repeats)")
     built = {key: build(override(tables, settings), where=source) for key, tables in chosen.items()}
     return next(iter(built.values())).name if len(built) == 1 else name, built, None
 
@@ -220,11 +224,11 @@ def _show_groups(console: Console, title: str, groups: dict[str, Any]) -> None:
     for heading in ("repetitions", "accuracy", "AUC", "seconds"):
         table.add_column(heading, justify="right")
     for name, told in groups.items():
-        scores = [
-            f"{told[s]['mean']:.4f} ({told[s]['deviation']:.4f})" if s in told else ""
-            for s in ("accuracy", "auc")
-        ]
-        table.add_row(name, str(told["runs"]), *scores, f"{told['seconds']:.1f}")
+        cells = []
+        for score in (told.get("accuracy"), told.get("auc")):
+            apart = "" if not score or score["deviation"] is None else f" ({score['deviation']:.4f})"
+            cells.append(f"{score['mean']:.4f}{apart}" if score else "")
+        table.add_row(name, str(told["runs"]), *cells, f"{told['seconds']:.1f}")
     console.print(table)
 
 
@@ -252,11 +256,14 @@ def predict(
     from fed_dp.data.formats import read_npz
     from fed_dp.experiment.federation import federation, folder_options
     from fed_dp.experiment.saved import SavedModel
+    from fed_dp.strategies.run_folder import RunFolder
 
     model = SavedModel.load(run)
     section = model.experiment.data
     if inputs is None:
-        data = federation(model.experiment).dataset
+        if not run.is_dir():
+            raise ConfigError(f"{run}: only a run folder tells which its test records were; name that")
+        data = federation(RunFolder(run).experiment()).dataset
         for name, value in model.scores(data.inputs(data.test), data.test.y).items():
             print(f"{name} {value:.4f}")
         return

@@ -324,6 +324,10 @@ def _local(context: Context, place: _Workplace) -> Vector:
     record = context.state.get(LOCAL)
     if isinstance(record, ArrayRecord):
         return record[LOCAL].numpy()
+    if place.experiment.fits_to_public:  # by schema, all of it comes from the server
+        raise PrivacyError(
+            "a site fits no encoder to records, and part of the model is missing; nothing was sent"
+        )
     return starting_weights(place.experiment, place.federation)
 
 

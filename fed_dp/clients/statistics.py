@@ -142,7 +142,8 @@ class StatisticsTrainer:
         if isinstance(statistic, HeadStatistics):
             return self._descend(statistic, weights, released, records)
         wanted = solved_head(statistic, released, amount=amount, ridge=self._config.ridge, records=records)
-        return (self._step * (wanted - weights)).astype(np.float32)
+        way: Vector = (self._step * (wanted - weights)).astype(np.float32)
+        return way.clip(-LARGEST, LARGEST)
 
     def _descend(self, statistic: HeadStatistics, weights: Vector, released: Vector, records: int) -> Vector:
         """Take accelerated gradient steps on ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C from the given weights."""

@@ -7,6 +7,7 @@ divided by n (its Eq. 3 as printed is not: that is refuted) and without an inter
 from __future__ import annotations
 
 import warnings
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,8 @@ from fed_dp.sharing.update import LARGEST
 
 Signs = NDArray[np.float64]
 FIRST_TOLERANCE, LAST_TOLERANCE = 1e-6, 1e-14  # of liblinear
-MOST_ON_MARGIN = 4  # times as many as there are features: then the distance is too wide
+MOST_STEPS = 1_000_000  # of liblinear, through all records
+MOST_EXACT = 4  # times as many records on the margin as there are features
 NEAR = (1e-6, 1e-5, 1e-4, 1e-3)  # distances from the margin at which a record may count as on it
 
 
@@ -87,7 +89,7 @@ class SvmTrainer:
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
         """Move towards the site's own w."""
         change = np.zeros_like(weights)
-        change[self._start :] = self._step * (released - weights[self._start :])
+        change[self._start :] = np.clip(self._step * (released - weights[self._start :]), -LARGEST, LARGEST)
         return Fit(change)
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
@@ -120,7 +122,7 @@ def solve(z: Reals, signs: Signs, *, cost: float, gap: float) -> Reals:
             dual=True,
             fit_intercept=False,
             tol=tolerance,
-            max_iter=1_000_000,
+            max_iter=MOST_STEPS,
             random_state=0,
         )
         with warnings.catch_warnings():
@@ -136,23 +138,30 @@ def duality_gap(z: Reals, signs: Signs, w: Reals, *, cost: float) -> float:
     """Return an upper bound on how far w's objective is above the minimum.
 
     Any 0 ≤ α ≤ cost bounds the minimum from below by Σ α − ½‖Σ α y z‖². Here α is cost for records inside
-    the margin, 0 outside, and, for those on it (equal ones together), whatever brings Σ α y z nearest to w.
+    the margin, 0 outside, and, for those on it (equal ones together), whatever brings Σ α y z = v nearest to
+    w. The gap is then ½‖w − v‖² + Σ (cost · max(s, 0) − α s) with s = 1 − y wᵀz: sums of what is never
+    negative, and 0 but for records on the margin. (A difference of two objectives would lose its digits.)
     """
     rows = z * signs[:, None]
     slack = 1 - rows @ w
-    primal = 0.5 * float(w @ w) + cost * float(np.maximum(slack, 0).sum())
+    close = np.flatnonzero(np.abs(slack) <= NEAR[-1])
+    groups, first, sizes = np.unique(rows[close], axis=0, return_index=True, return_counts=True)
+    apart = slack[close][first]
+    inside = cost * rows[slack > 0].sum(0)
     least = np.inf
     for near in NEAR:
-        on, counts = np.unique(rows[np.abs(slack) <= near], axis=0, return_counts=True)
-        if len(on) > MOST_ON_MARGIN * z.shape[1] and np.isfinite(least):
-            break
-        inside = slack > near
-        fixed = cost * rows[inside].sum(0)
+        free = np.abs(apart) <= near
+        on, s, counts = groups[free], apart[free], sizes[free]
+        fixed = inside - cost * (counts * (s > 0)) @ on
         share = np.zeros(0)
         if len(on):
-            found = lsq_linear(cost * on.T, w - fixed, bounds=(0, counts.astype(float)), tol=1e-14)
+            method: Literal["exact", "lsmr"] = (
+                "exact" if len(on) <= MOST_EXACT * z.shape[1] else "lsmr"
+            )  # which needs little memory
+            bounds = (0, counts.astype(np.float64))
+            found = lsq_linear(cost * on.T, w - fixed, bounds=bounds, tol=1e-14, lsq_solver=method)
             share = np.clip(found.x, 0, counts)
-        reached = fixed + cost * (share @ on)
-        dual = cost * float(inside.sum() + share.sum()) - 0.5 * float(reached @ reached)
-        least = min(least, primal - dual)
-    return max(least, 0.0)
+        away = w - fixed - cost * (share @ on)
+        beside = cost * (counts * np.maximum(s, 0) - share * s).sum()
+        least = min(least, 0.5 * float(away @ away) + float(beside))
+    return float(least)

@@ -62,6 +62,11 @@ def read_folder(options: FolderOptions) -> DataSet:
 def read_inputs(options: FolderOptions, path: Path) -> Floats:
     """Read records without labels, as the experiment's own are read: to predict."""
     if path.suffix in TABLES:
+        if not isinstance(options.bounds, Mapping):
+            raise ConfigError(
+                f"data.bounds is one pair for all columns, and does not tell their order: give {path.name} "
+                "as an npz file with X, or state bounds column by column"
+            )
         table = _read(path)
         return _inputs(table.drop(columns=[options.label], errors="ignore"), options, path)
     [x] = read_npz(path, ("X",))

@@ -55,6 +55,11 @@ def federation(experiment: Experiment) -> Federation:
             f"{len(chosen)} training records are set aside and taken to be public: no ε protects them"
         )
     dataset, rest = _folded(experiment, whole, rest)
+    if section.folds is not None:
+        notes.append(
+            f"fold {section.fold} of {section.folds} stands for the test records: over all folds every "
+            "record is tested on, without noise, and no ε covers several runs together"
+        )
     parts = [rest[part] for part in _divide(experiment, dataset, rest)]
     widest = partition.overlap(parts, len(dataset.train))
     if experiment.strategy.name == "centralised":

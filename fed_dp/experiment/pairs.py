@@ -53,6 +53,7 @@ FUNCTIONAL_MODELS = {
     "adlm": (RELEVANCE_MODELS, ("adlm-cnn",)),
     "ilm": (RELEVANCE_MODELS, ("adlm-cnn",)),
 }
+DIGIT_DATA = ("mnist", "mnist-32", "mnist-writers", "svhn")
 BEHAVIOUR_MODELS = ("dpah", "cdbn-behaviour", "behaviour-linear", "patch-behaviour")
 BEHAVIOUR_DATA = ("health-daily", "health-weekly", "lifesnaps-windows")
 PAPER_MODELS = tuple(dict.fromkeys(name for _, paper in FUNCTIONAL_MODELS.values() for name in paper))
@@ -89,6 +90,16 @@ def check_pair(experiment: Experiment) -> None:
         raise ValueError(
             f"{what} needs public records: set data.public_records, or data.public_data = 'digits'"
         )
+    if experiment.fits_to_public and getattr(strategy, "download_fraction", 1.0) != 1.0:
+        raise ValueError(
+            f"strategy.download_fraction = {strategy.download_fraction!r}: what is fitted to public records "  # type: ignore[union-attr]
+            "comes from the server, whole; allowed: 1.0"
+        )
+    if data.public_data and data.name not in DIGIT_DATA:
+        raise ValueError(
+            f"data.public_data = {data.public_data!r}: data.name = {data.name!r} are no images of digits; "
+            f"allowed with {', '.join(DIGIT_DATA)}"
+        )
     if data.public_data and not experiment.fits_to_public:
         raise ValueError(
             f"data.public_data = {data.public_data!r}: model.name = {model.name!r} with trainer.name = "
@@ -116,11 +127,21 @@ def check_pair(experiment: Experiment) -> None:
         )
     of_paper = model.name in paper
     for key in _PROVED_KEYS if of_paper else _PAPER_KEYS:
-        field = type(trainer).model_fields.get(key)
-        if field is not None and getattr(trainer, key) != field.default:
+        if _given(trainer, key):
             raise ValueError(
                 f"trainer.{key} is set, but model.name = {model.name!r} does not use it; "
                 f"{', '.join(proved if of_paper else paper)} would"
+            )
+    unused: tuple[str, ...] = _PROVED_KEYS if model.name == "class-sums" else ()
+    if of_paper and not trainer.perturb:
+        unused = ("relevance_share", "label_share", "relevance_epochs")
+    elif trainer.name == "ilm":
+        unused = (*unused, "relevance_epochs")
+    for key in unused:
+        if _given(trainer, key):
+            raise ValueError(
+                f"trainer.{key} is set, but model.name = {model.name!r} with trainer.name = {trainer.name!r}"
+                f"{'' if trainer.perturb else ', trainer.perturb = false,'} does not use it"
             )
     if of_paper and trainer.perturb and not trainer.truncate:
         raise ValueError(
@@ -167,11 +188,19 @@ def check_pair(experiment: Experiment) -> None:
         )
 
 
+def _given(trainer: Any, key: str) -> bool:
+    """Return whether a key of the trainer is there and is not as it would be anyway."""
+    field = type(trainer).model_fields.get(key)
+    return field is not None and getattr(trainer, key) != field.default
+
+
 def check_privacy(experiment: Experiment) -> None:
     """Refuse a privacy key that nothing holds to, and a mechanism without what it needs."""
     trainer: Any = experiment.trainer
     privacy, strategy, mechanism = experiment.privacy, experiment.strategy, experiment.mechanism
     if mechanism is None:
+        if trainer.name == "svm" and _given(trainer, "noise"):
+            raise ValueError(f"trainer.noise = {trainer.noise!r}: trainer.perturb = false adds no noise")
         if getattr(trainer, "perturb", None) is False and privacy != type(privacy)():
             raise ValueError("trainer.perturb = false adds no noise: no privacy key can hold")
         for key, default in type(privacy)().model_dump().items():

@@ -1,4 +1,4 @@
-"""A trained model in one file: its experiment, the shape of its inputs, its weights."""
+"""A trained model in one file: what its network is, the shape of its inputs, its weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ NAME = "model.npz"
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """What predicts. It holds nothing but what the run released; reading it costs no privacy."""
+    """What predicts. It holds nothing but what the run released; reading it costs no privacy.
+
+    The run's seed, from which simulated noise could be drawn again, and where its data lay are left out:
+    `experiment` has a seed of 0.
+    """
 
     experiment: Experiment
     shape: tuple[int, ...]
@@ -31,7 +35,10 @@ class SavedModel:
     def to_bytes(self) -> bytes:
         """Write it."""
         out = io.BytesIO()
-        about = {"experiment": self.experiment.tables(), "shape": self.shape, "classes": self.classes}
+        tables = self.experiment.tables() | {"seed": 0}
+        if self.experiment.data.path is not None:
+            tables["data"] = tables["data"] | {"path": "."}
+        about = {"experiment": tables, "shape": self.shape, "classes": self.classes}
         np.savez(out, weights=self.weights, about=np.array(json.dumps(about)))
         return out.getvalue()
 

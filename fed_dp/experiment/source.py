@@ -52,7 +52,7 @@ def variants(tables: Tables) -> dict[str, Tables]:
     """Split a file into its variants: the base with each `[variants.NAME]` laid over it.
 
     A file without variants is its own only variant, under its own name. With `[repeats]`, every variant
-    comes once for each seed and fold, under NAME_sSEED_fFOLD; `group_of` gives the name back.
+    comes once for each seed and fold, under NAME~sSEED~fFOLD; `group_of` gives the name back.
     """
     base = copy.deepcopy(tables)
     repeats = _repeats(base.pop("repeats", {}))
@@ -69,15 +69,17 @@ def variants(tables: Tables) -> dict[str, Tables]:
     if not repeats:
         return found
     return {
-        f"{name}{ending}": _merge(each, {**changes, "name": f"{each.get('name', name)}{ending}"})
+        f"{name}{ending}": _merge(
+            each, {**changes, "name": f"{each.get('name', name)}{ending.replace('~', '_')}"}
+        )
         for name, each in found.items()
         for ending, changes in repeats.items()
     }
 
 
 def group_of(name: str) -> str:
-    """Return the variant that a repetition belongs to."""
-    return re.sub(r"_s\d+(_f\d+)?$", "", name)
+    """Return the variant that a repetition belongs to: no experiment's own name has a tilde."""
+    return name.partition("~")[0]
 
 
 def _repeats(given: Any) -> dict[str, Tables]:
@@ -96,9 +98,9 @@ def _repeats(given: Any) -> dict[str, Tables]:
     if type(folds) is not int or folds < 1:
         raise ConfigError(f"repeats.folds = {folds!r}: expected a whole number from 1")
     if folds == 1:
-        return {f"_s{seed}": {"seed": seed} for seed in listed}
+        return {f"~s{seed}": {"seed": seed} for seed in listed}
     return {
-        f"_s{seed}_f{fold}": {"seed": seed, "data": {"folds": folds, "fold": fold}}
+        f"~s{seed}~f{fold}": {"seed": seed, "data": {"folds": folds, "fold": fold}}
         for seed in listed
         for fold in range(folds)
     }

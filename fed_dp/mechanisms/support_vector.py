@@ -18,7 +18,7 @@ import math
 from typing import Literal
 
 from fed_dp.mechanisms.laplace import check
-from fed_dp.mechanisms.noise import Noise, Reals
+from fed_dp.mechanisms.noise import FINENESS, Noise, Reals, SecureNoise
 from fed_dp.mechanisms.statistics import ROUNDING, Exact
 
 SvmNoise = Literal["gamma", "laplace", "gaussian", "paper"]
@@ -55,14 +55,19 @@ def perturbed(
     check(amount=amount)
     delta = sensitivity(cost=cost, records=records, problems=problems) * (1 + ROUNDING)
     if kind == "gaussian":
-        return noise.gaussian(weights, scale=amount * delta)
-    if kind == "gamma":
-        return noise.spherical(weights, scale=delta / amount)
-    scale = math.sqrt(weights.size) * delta / amount
-    if kind == "paper":
-        scale = paper_scale(cost=cost, records=records, features=weights.size // problems, epsilon=amount)
-        scale *= problems
-    return noise.laplace(weights, scale=scale)
+        add, scale = noise.gaussian, amount * delta
+    elif kind == "gamma":
+        add, scale = noise.spherical, delta / amount
+    elif kind == "paper":
+        features = weights.size // problems
+        add = noise.laplace
+        scale = problems * paper_scale(cost=cost, records=records, features=features, epsilon=amount)
+    else:
+        on_grid = 2 * weights.size * FINENESS / amount  # a secure source rounds every number to its grid
+        add, scale = noise.laplace, math.sqrt(weights.size) * delta / amount * (1 + on_grid)
+    if isinstance(noise, SecureNoise):
+        noise.check(cost, scale=scale)  # ‖w‖ ≤ C, whatever the records are
+    return add(weights, scale=scale)
 
 
 def paper_scale(*, cost: float, records: int, features: int, epsilon: float) -> float:

@@ -126,7 +126,8 @@ class Evaluator:
             "loss": float(nn.functional.nll_loss(output.double(), y)),
         }
         if output.shape[1] == 2 and 0 < y.sum() < len(y):
-            scores["auc"] = float(roc_auc_score(y.numpy(), output[:, 1].numpy()))
+            difference = output[:, 1] - output[:, 0]  # a probability near 1 would tie with others
+            scores["auc"] = float(roc_auc_score(y.numpy(), difference.numpy()))
         return scores
 
     def probabilities(self, weights: Vector) -> Vector:

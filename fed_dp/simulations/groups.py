@@ -23,7 +23,7 @@ def grouped(results: Mapping[str, Summary]) -> dict[str, list[Summary]]:
 
 
 def spread_of(runs: Sequence[Summary]) -> dict[str, Any]:
-    """Return mean, standard deviation, 95 % interval of the mean, least and most of every score.
+    """Return mean, standard deviation, 95 % interval of the mean (of one run: none), least and most.
 
     Repetitions on folds of the same records are not independent; their interval is a little too narrow.
     """
@@ -31,12 +31,16 @@ def spread_of(runs: Sequence[Summary]) -> dict[str, Any]:
     for score in SCORES:
         if all(score in run for run in runs):
             values = np.array([run[score]["final"] for run in runs])
-            deviation = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-            half = float(student.ppf(0.975, max(len(values) - 1, 1))) * deviation / np.sqrt(len(values))
+            mean = float(values.mean())
+            deviation = float(values.std(ddof=1)) if len(values) > 1 else None
+            interval = None
+            if deviation is not None:
+                half = float(student.ppf(0.975, len(values) - 1)) * deviation / len(values) ** 0.5
+                interval = [mean - half, mean + half]
             found[score] = {
-                "mean": float(values.mean()),
+                "mean": mean,
                 "deviation": deviation,
-                "interval": [float(values.mean() - half), float(values.mean() + half)],
+                "interval": interval,
                 "least": float(values.min()),
                 "most": float(values.max()),
             }

@@ -84,7 +84,8 @@ def write_report(
         for line in traffic_lines(summary)
     )
     first = next(iter(results.values()))
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in first["data"]["notes"])
+    told = dict.fromkeys(note for summary in results.values() for note in summary["data"]["notes"])
+    notes = "".join(f"<li>{html.escape(note)}</li>" for note in told)
     page = f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title><style>{_STYLE}</style></head>
 <body>
@@ -93,12 +94,12 @@ def write_report(
 {first["data"]["test"]:,} test records, partition {html.escape(first["data"]["partition"])};
 model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,} parameters.</p>
 <ul>{notes}</ul>
+{repeated}
 <table><tr><th>run</th><th>trainer, strategy</th><th>clients</th><th>rounds</th><th>accuracy</th>
 <th>best</th><th>privacy, whole run</th><th>MB up / down</th><th>seconds</th></tr>
 {rows}
 </table>
 <ul>{traffic}</ul>
-{repeated}
 {_by_owner(results)}
 <h2>Test accuracy by round</h2>
 {_curves(lines)}
@@ -119,9 +120,11 @@ def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
     rows = []
     for group, runs in groups.items():
         told = spread_of(runs)[score]
-        low, high = told["interval"]
+        low, high = told["interval"] or (None, None)
         numbers = (told["mean"], told["deviation"], low, high, told["least"], told["most"])
-        cells = "".join(f'<td class="number">{value:.4f}</td>' for value in numbers)
+        cells = "".join(
+            f'<td class="number">{"" if value is None else f"{value:.4f}"}</td>' for value in numbers
+        )
         rows.append(f'<tr><td>{html.escape(group)}</td><td class="number">{len(runs)}</td>{cells}</tr>')
     with _figure() as (figure, drawn):
         axes = figure.subplots()
@@ -133,7 +136,7 @@ def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
     return f"""<h2>Over repetitions: {SCORE_WORDS[score]}</h2>
 <table><tr><th>run</th><th>repetitions</th><th>mean</th><th>deviation</th><th>95 % of the mean, from</th>
 <th>to</th><th>least</th><th>most</th></tr>{"".join(rows)}</table>
-<p>Below, every run is shown by its first repetition.</p>
+<p>All other tables and figures show every run by its first repetition.</p>
 {drawn()}"""
 
 

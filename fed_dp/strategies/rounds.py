@@ -258,7 +258,7 @@ def _summary(
         "digest": experiment.digest,
         "data": {
             "name": members.dataset.name,
-            "train": len(members.dataset.train),
+            "train": len(np.unique(np.concatenate(members.parts))),
             "test": len(members.dataset.test),
             "partition": experiment.data.partition.name,
             "notes": list(members.notes),
@@ -304,11 +304,12 @@ def _by_owner(
     if not isinstance(experiment.data.partition, Natural) or train.owner is None or test.owner is None:
         return {}
     found = {}
-    for client, owner in enumerate(np.unique(train.owner)[: experiment.clients.count]):
-        rows = test.owner == owner
-        if rows.any():
-            scores = evaluator.scores(strategy.weights_of(client), rows)
-            found[str(owner)] = {**scores, "test": int(rows.sum())}
+    for client, part in enumerate(members.parts):  # where all are pooled, one part has many owners
+        for owner in np.unique(train.owner[part]):
+            rows = test.owner == owner
+            if rows.any():
+                scores = evaluator.scores(strategy.weights_of(client), rows)
+                found[str(owner)] = {**scores, "test": int(rows.sum())}
     return found
 
 

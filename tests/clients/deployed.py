@@ -12,6 +12,7 @@ from fed_dp.clients import app as client_app
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.start import starting_weights
 from fed_dp.sharing import message as names
+from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import RUN_ID, identify
 from fed_dp.strategies.site_strategy import record
 
@@ -27,11 +28,12 @@ class Deployed:
         if path is not None:
             self.node[names.LEDGER] = str(path)
 
-    def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "") -> Message:
-        """Train from the first weights, plus `fill`; `known` is the mark that the server has seen."""
+    def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "", part: bool = False) -> Message:
+        """Train from the first weights, plus `fill`, or from a part; `known` is the mark last seen."""
         place = client_app._workplace(tuple(sorted(self.config.items())))
         config = ConfigRecord({names.ROUND: turn, names.MARK: known})
         weights = starting_weights(place.experiment, place.federation) + np.float32(fill)
-        content = RecordDict({names.ARRAYS: record(weights), names.CONFIG: config})
+        download = SparseUpdate(np.arange(2), weights[:2], weights.size) if part else weights
+        content = RecordDict({names.ARRAYS: record(download), names.CONFIG: config})
         message = Message(content, 1, MessageType.TRAIN, group_id="1")
         return client_app.app(message, Context(RUN_ID, 1, self.node, RecordDict(), self.config))

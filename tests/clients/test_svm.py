@@ -14,6 +14,7 @@ from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.svm import SvmTrainer
 from fed_dp.clients.trainer import Releasing, Site
+from fed_dp.errors import PrivacyError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import federation
 from fed_dp.experiment.release import agreement, banner, promise, svm_noise
@@ -173,3 +174,20 @@ def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
     public = np.mean([auc(needs, seed, strategy={"name": "public"}, **plain) for seed in seeds])
     assert hybrid > without - 0.02
     assert hybrid > public + 0.02
+
+
+def test_a_site_far_from_the_model_still_sends_what_a_message_may_hold() -> None:
+    trainer, weights, site = ready(experiment())
+    far = weights.copy()
+    far[-400:] = -1000
+    change = trainer.follow(far, np.full(400, 1000, np.float32), 1, records=len(site.y)).change
+    assert np.abs(change).max() <= 1000
+
+
+def test_a_site_never_fits_an_encoder_to_its_own_records(tmp_path: Path) -> None:
+    """A server that sends a part of the model would have it fitted to what the run config calls public."""
+    ledger = Ledger.create(tmp_path / "a.ledger", site="ward 7", budget=Budget(4.0, 0.0))
+    given = experiment(privacy={"budget_epsilon": 4.0, "noise_source": "secure"})
+    with pytest.raises(PrivacyError, match="part of the model is missing; nothing was sent"):
+        Deployed(given, ledger.path).answer(part=True)
+    assert ledger.read()[0].number == 0

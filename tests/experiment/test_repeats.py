@@ -26,10 +26,11 @@ def test_every_variant_comes_once_for_each_seed_and_fold() -> None:
     }
     found = variants(tables)
     assert len(found) == 12
-    one = build(found["a_s7_f2"])
+    one = build(found["a~s7~f2"])
     assert (one.seed, one.data.folds, one.data.fold, one.rounds, one.name) == (7, 3, 2, 2, "x-a_s7_f2")
     assert {group_of(name) for name in found} == {"a", "b"}
-    assert list(variants({"name": "x", "repeats": {"seeds": 2}})) == ["x_s1", "x_s2"]
+    assert group_of("noise_s1") == "noise_s1"  # a variant's own name
+    assert list(variants({"name": "x", "repeats": {"seeds": 2}})) == ["x~s1", "x~s2"]
     assert list(variants({"name": "x", "repeats": {}})) == ["x"]
 
 
@@ -100,8 +101,25 @@ SETTINGS = ["model.name=rbf", "trainer.name=svm"]
         ([*SETTINGS, "privacy.budget_epsilon=1"], ["needs public records", "data.public_records"]),
         ([*SETTINGS, "trainer.frequencies=random"], ["privacy.budget_epsilon is missing"]),
         ([*ADLM, "privacy.budget_epsilon=1"], ["trainer.name = 'adlm' needs public records"]),
-        (["data.public_data=digits"], ["data.public_data = 'digits'", "is not fitted to public records"]),
+        (
+            ["data.name=mnist", "data.public_data=digits"],
+            ["data.public_data = 'digits'", "is not fitted to public records"],
+        ),
+        (["data.public_data=digits"], ["data.public_data = 'digits'", "are no images of digits", "mnist"]),
         (["data.public_data=digits", "data.public_records=3"], ["expected one of them"]),
+        (
+            [*SETTINGS, "data.public_records=9", "strategy.name=dssgd", "strategy.download_fraction=0.5"],
+            ["strategy.download_fraction = 0.5", "allowed: 1.0"],
+        ),
+        ([*ADLM, "data.public_records=9", "trainer.ridge=2.0"], ["trainer.ridge is set", "does not use it"]),
+        (
+            ["trainer.name=ilm", "model.name=adlm-cnn", "trainer.relevance_epochs=3"],
+            ["trainer.relevance_epochs is set", "does not use it"],
+        ),
+        (
+            [*SETTINGS, "data.public_records=9", "trainer.perturb=false", "trainer.noise=gamma"],
+            ["trainer.noise = 'gamma'", "adds no noise"],
+        ),
         (["data.fold=2"], ["data.fold = 2", "data.folds"]),
         (["data.attributes=5"], ["data.attributes = 5", "adult-numbers"]),
         (["strategy.name=public"], ["strategy.name = 'public'", "expected data.public_records"]),

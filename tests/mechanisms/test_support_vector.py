@@ -152,10 +152,10 @@ def test_noise_covers_the_worst_neighbours_and_no_more_than_it_must() -> None:
         (("math.sqrt(problems) * 2 * cost / records", "2 * cost / records"), TIGHT),
         (("math.sqrt(problems) * 2 * cost", "math.sqrt(problems) * cost"), TIGHT),
         (("cost / records * (1 + TOLERANCE)", "cost / records"), TIGHT),
-        (("scale=delta / amount)", "scale=delta / amount / 2)"), ("gamma",)),
-        (("scale=amount * delta)", "scale=amount * delta / 2)"), ("gaussian",)),
+        (("noise.spherical, delta / amount", "noise.spherical, delta / amount / 2"), ("gamma",)),
+        (("noise.gaussian, amount * delta", "noise.gaussian, amount * delta / 2"), ("gaussian",)),
         (("math.sqrt(weights.size) * delta", "delta"), ("laplace",)),
-        (("scale *= problems", "pass"), ("paper",)),
+        (("scale = problems * paper_scale", "scale = paper_scale"), ("paper",)),
         (("2**2.5 *", "2**0.5 *"), ("paper",)),
     ],
 )  # fmt: skip
@@ -180,3 +180,25 @@ def test_one_draw_for_one_release() -> None:
     spy = SpyOnLength()
     perturbed(np.zeros((2, 4)), cost=1.0, records=9, problems=2, kind="gamma", amount=1.0, noise=spy)
     assert len(spy.calls) == 1
+
+
+def test_no_record_decides_whether_a_site_can_answer() -> None:
+    """The certificate keeps its digits where C/n is tiny."""
+    rng = np.random.default_rng(5)
+    z, signs = unit(rng.normal(size=(50_000, 10))), rng.choice([-1.0, 1.0], 50_000)
+    each = 1e-3 / len(z)
+    for _ in range(6):
+        z[0], signs[0] = unit(rng.normal(size=10)), -signs[0]
+        w = solve(z, signs, cost=each, gap=gap(each))
+        assert duality_gap(z, signs, w, cost=each) <= gap(each)
+
+
+def test_all_records_on_the_margin_are_certified() -> None:
+    """As frequencies that are multiples of π make of records of one class, if a server sends them."""
+    x = np.random.default_rng(6).uniform(-1, 1, 3000)
+    angles = np.outer(x, np.pi * np.arange(5))
+    z = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) / math.sqrt(5)
+    each = 300 / len(z)
+    w = solve(z, np.ones(len(z)), cost=each, gap=gap(each))
+    assert np.abs(z @ w - 1).max() < 1e-9
+    assert duality_gap(z, np.ones(len(z)), w, cost=each) <= gap(each)

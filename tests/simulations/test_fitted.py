@@ -21,6 +21,7 @@ from fed_dp.experiment.start import starting_weights
 from fed_dp.simulations.study import run_study
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import LEDGERS, RunFolder
+from tests.clients.test_adlm import EPOCHS
 from tests.clients.test_statistics import experiment as statistics
 from tests.clients.test_svm import experiment as svm
 from tests.conftest import Cli
@@ -112,7 +113,7 @@ def test_the_papers_form_runs_as_printed_and_says_what_it_is(
             "rounds": 2,
             "clients": {"count": 2},
             "model": {"name": "adlm-cnn", "filters": 2},
-            "trainer": {"name": trainer, "relevance_epochs": 1, "batch_size": 100},
+            "trainer": {"name": trainer, **EPOCHS[trainer], "batch_size": 100},
             "privacy": {"budget_epsilon": 2.0, "variant": variant},
         }
     )
@@ -137,7 +138,7 @@ def test_repeats_are_told_together(tmp_path: Path) -> None:
     path, summary = run_study("folded", found, observe=Silent, engine="in-process", root=tmp_path)
     assert len(summary["runs"]) == 8
     told = summary["groups"]["sgd"]
-    values = [each["accuracy"]["final"] for name, each in summary["runs"].items() if name.startswith("sgd")]
+    values = [each["accuracy"]["final"] for name, each in summary["runs"].items() if name.startswith("sgd~")]
     assert told["runs"] == 4
     assert told["accuracy"]["mean"] == pytest.approx(np.mean(values))
     assert told["accuracy"]["deviation"] == pytest.approx(np.std(values, ddof=1))
@@ -198,7 +199,8 @@ def test_a_saved_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
     given = svm(**PLAIN)
     path, summary = run(given, tmp_path)
     model = SavedModel.load(path)
-    assert model.experiment.digest == given.digest
+    assert (given.seed, model.experiment.seed) == (3, 0)  # from which the noise could be drawn again
+    assert model.experiment.network == given.network
     data = federation(given).dataset
     x, y = data.inputs(data.test), data.test.y
     assert model.scores(x, y)["accuracy"] == summary["accuracy"]["final"]
@@ -208,6 +210,15 @@ def test_a_saved_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
     assert (found.argmax(1) == y).mean() == pytest.approx(summary["accuracy"]["final"])
     with pytest.raises(ConfigError, match=r"inputs of shape \(3,\): the model takes \(1, 8, 8\)"):
         model.probabilities(np.zeros((2, 3), np.float32))
+
+
+def test_a_model_saved_from_a_users_folder_does_not_tell_where_it_lies(
+    wards: dict[str, Any], tmp_path: Path
+) -> None:
+    given = build({"rounds": 1, "data": wards, "clients": {"count": 2}, "model": {"name": "linear"}})
+    path, _ = run(given, tmp_path / "run")
+    assert str(tmp_path).encode() not in (path / "model.npz").read_bytes()
+    assert SavedModel.load(path).shape == (2,)
 
 
 def test_a_damaged_or_missing_model_is_told(tmp_path: Path) -> None:
@@ -233,6 +244,9 @@ def test_predict_reads_a_users_table(wards: dict[str, Any], tmp_path: Path, cli:
     assert float(old.split(",")[1]) > float(young.split(",")[1])
     cli("predict", str(path), "new.csv", "--out", "p.csv")
     assert (tmp_path / "p.csv").read_text() == told.stdout
+    alone = cli("predict", str(path / "model.npz"))
+    assert alone.returncode != 0
+    assert "only a run folder tells" in alone.stderr
     wrong = cli("predict", str(path), "nothing.csv")
     assert wrong.returncode != 0
     assert "nothing.csv" in wrong.stderr
