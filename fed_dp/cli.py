@@ -290,12 +290,12 @@ def predict(
 @experiments.command("list")
 def list_experiments() -> None:
     """List the shipped experiments."""
-    from fed_dp.experiment import profile, read_tables, shipped, variants
+    from fed_dp.experiment import group_of, profile, read_tables, shipped, variants
 
     table = Table("name", "profiles", "variants of the first", "what it shows")
     for name in shipped():
         tables = read_tables(name)
-        found = list(variants(profile(tables)))
+        found = list(dict.fromkeys(map(group_of, variants(profile(tables)))))
         table.add_row(
             name,
             ", ".join(tables.get("profiles", {})),

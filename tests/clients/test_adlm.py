@@ -60,6 +60,9 @@ def test_the_papers_networks_and_numbers() -> None:
     assert mnist.first == 32 * 28 * 28
     assert first_layer_sensitivity(mnist.first, 784) / (1800 * 0.3) == pytest.approx(72_848, rel=1e-4)
     assert head_sensitivity(25, 10) == 10 * (25 + 25**2 / 4)
+    # A changed label moves two of a record's coefficients by 1 each: what that costs, of ε3.
+    assert 2 * 1800 / head_sensitivity(25, 10) == pytest.approx(1.99, abs=0.005)
+    assert 2 * 7200 / head_sensitivity(30, 10) == pytest.approx(5.65, abs=0.005)
     assert relevance_sensitivity(784, 60_000) == pytest.approx(2 * 784 / 60_000)
     with torch.no_grad():
         hidden = mnist.encoder(torch.rand(4, 1, 28, 28) * 50)

@@ -150,6 +150,16 @@ def test_repeats_are_told_together(tmp_path: Path) -> None:
     assert json.loads((path / "summary.json").read_text())["groups"] == summary["groups"]
 
 
+def test_what_is_repeated_is_listed_once_and_keeps_its_own_seeds(cli: Cli) -> None:
+    listed = cli("experiments", "list")
+    assert listed.returncode == 0
+    assert "heart-hospitals" in listed.stdout
+    assert "~" not in listed.stdout
+    refused = cli("simulate", "heart-hospitals:svm-e1", "-s", "seed=3")
+    assert refused.returncode != 0
+    assert "the experiment has seeds and folds of its own" in refused.stderr
+
+
 @pytest.fixture
 def wards(tmp_path: Path) -> dict[str, Any]:
     """A user's own table of two wards, one of which is easy."""
