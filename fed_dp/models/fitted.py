@@ -146,7 +146,7 @@ class KernelMachine(Encoded):
         super().__init__([FourierFeatures(inputs, features, width)], features, 1 if classes == 2 else classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities, such that a margin of 1 is about 9 to 1 (or LOGITS/10 e-folds)."""
+        """Return log-probabilities, such that a margin of 1 is about 7 to 1."""
         scores = self.head(self.features(x))
         if scores.shape[1] == 1:
             return functional.logsigmoid(2 * torch.cat([-scores, scores], dim=1))
