@@ -280,8 +280,11 @@ def predict(
     lines = [",".join(names), *(",".join(f"{value:.6g}" for value in row) for row in np.asarray(found))]
     if out is None:
         print("\n".join(lines))
-    else:
+        return
+    try:
         out.write_text("\n".join(lines) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
 
 
 # -------------------------------------------------------------------------------- experiments

@@ -14,7 +14,7 @@ from fed_dp.data.dataset import Floats, Integers
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
 from fed_dp.experiment.schema import Experiment
 from fed_dp.experiment.source import build
-from fed_dp.models import Evaluator, Vector
+from fed_dp.models import Evaluator, FlatNetwork, Vector
 
 NAME = "model.npz"
 
@@ -48,9 +48,13 @@ class SavedModel:
         path = path / NAME if path.is_dir() else path
         try:
             with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
-                about, weights = json.loads(str(archive["about"])), archive["weights"]
-            shape = tuple(int(n) for n in about["shape"])
-            return cls(build(about["experiment"], where=str(path)), shape, int(about["classes"]), weights)
+                about, weights = json.loads(str(archive["about"])), archive["weights"].astype(np.float32)
+            experiment = build(about["experiment"], where=str(path))
+            shape, classes = tuple(int(n) for n in about["shape"]), int(about["classes"])
+            wanted = FlatNetwork(experiment.model.name, shape, classes, options=experiment.network).size
+            if weights.shape != (wanted,):
+                raise ValueError(f"its weights have shape {weights.shape}, its network takes ({wanted},)")
+            return cls(experiment, shape, classes, weights)
         except FileNotFoundError:
             raise DataMissing(f"{path}: no such model; a finished run has one in its folder") from None
         except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:
@@ -58,15 +62,17 @@ class SavedModel:
 
     def probabilities(self, x: Floats) -> Floats:
         """Return each class' probability for every record, as inputs of the network."""
-        return self._evaluator(x, np.zeros(len(x), np.int64)).probabilities(self.weights)
+        return self._evaluator(x, np.zeros(np.shape(x)[:1], np.int64)).probabilities(self.weights)
 
     def scores(self, x: Floats, y: Integers) -> dict[str, float]:
         """Return accuracy, loss and, for two classes, AUC."""
         return self._evaluator(x, y).scores(self.weights)
 
     def _evaluator(self, x: Floats, y: Integers) -> Evaluator:
-        if x.shape[1:] != self.shape:
+        if x.shape[1:] != self.shape or not x.shape:
             raise ConfigError(f"inputs of shape {x.shape[1:]}: the model takes {self.shape}")
+        if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
+            raise ConfigError(f"inputs must be finite numbers, found {x.dtype} with NaN, infinity or text")
         return Evaluator(
             self.experiment.model.name,
             self.shape,

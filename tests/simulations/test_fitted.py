@@ -220,6 +220,16 @@ def test_a_saved_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
     assert (found.argmax(1) == y).mean() == pytest.approx(summary["accuracy"]["final"])
     with pytest.raises(ConfigError, match=r"inputs of shape \(3,\): the model takes \(1, 8, 8\)"):
         model.probabilities(np.zeros((2, 3), np.float32))
+    for wrong in (np.full((1, 1, 8, 8), np.nan, np.float32), np.full((1, 1, 8, 8), "a")):
+        with pytest.raises(ConfigError, match="inputs must be finite numbers"):
+            model.probabilities(wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="the model takes"):
+        model.probabilities(np.float32(3))  # type: ignore[arg-type]
+    archive = dict(np.load(path / "model.npz"))
+    for weights in (model.weights[:5], np.array(["x"] * 3)):
+        np.savez(path / "model.npz", **{**archive, "weights": weights})  # type: ignore[arg-type]
+        with pytest.raises(DataCorrupt, match="is not a saved model"):
+            SavedModel.load(path)
 
 
 def test_a_model_saved_from_a_users_folder_does_not_tell_where_it_lies(
@@ -257,6 +267,10 @@ def test_predict_reads_a_users_table(wards: dict[str, Any], tmp_path: Path, cli:
     alone = cli("predict", str(path / "model.npz"))
     assert alone.returncode != 0
     assert "only a run folder tells" in alone.stderr
+    lost = cli("predict", str(path), "new.csv", "--out", "no/such/folder.csv")
+    assert lost.returncode != 0
+    assert "--out 'no/such/folder.csv' cannot be written" in lost.stderr
+    assert "Traceback" not in lost.stderr
     wrong = cli("predict", str(path), "nothing.csv")
     assert wrong.returncode != 0
     assert "nothing.csv" in wrong.stderr
