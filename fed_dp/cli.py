@@ -140,7 +140,7 @@ def simulate(
 def _what_to_run(
     source: str, settings: list[str], resume: bool, profile: str | None
 ) -> tuple[str, dict[str, Experiment], Path | None]:
-    from fed_dp.experiment import build, override, select
+    from fed_dp.experiment import build, group_of, override, select
 
     if Path(source).is_dir():
         from fed_dp.simulations.study import variants_of
@@ -152,8 +152,7 @@ def _what_to_run(
             raise ConfigError(f"{given}: a resumed run keeps its own settings")
         return *variants_of(Path(source)), Path(source)
     name, chosen = select(source, profile)
-    repeated = [key for key in chosen if "~" in key]
-    for setting in settings if repeated else ():
+    for setting in settings if any(group_of(key) != key for key in chosen) else ():
         if setting.partition("=")[0].strip() in ("seed", "data.fold", "data.folds"):
             raise ConfigError(f"--set {setting!r}: the experiment has seeds and folds of its own (repeats)")
     built = {key: build(override(tables, settings), where=source) for key, tables in chosen.items()}
@@ -176,14 +175,14 @@ def _interrupt(*_: object) -> NoReturn:
 
 def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
     from fed_dp.accounting import Statement
-    from fed_dp.experiment import group_of
-    from fed_dp.simulations.report import cost_text, owner_score, traffic_lines
+    from fed_dp.simulations.groups import firsts
+    from fed_dp.simulations.report import cost_text, few_owners, owner_score, traffic_lines
 
     results = summary.get("runs") or {next(iter(variants)): summary}
     if groups := summary.get("groups"):
         _show_groups(console, summary["experiment"], groups)
-        results = {group: next(r for v, r in results.items() if group_of(v) == group) for group in groups}
-        variants = {group_of(name): experiment for name, experiment in reversed(variants.items())}
+        results = firsts(results)
+        variants = firsts(variants)
         console.print("of every run, its first repetition:")
     table = Table(title=summary["experiment"])
     table.add_column("run")
@@ -208,7 +207,7 @@ def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experim
             console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
         for line in traffic_lines(result):
             console.print(f"{name}: {line}", soft_wrap=True, markup=False)
-        if 0 < len(owners := result.get("by_owner", {})) <= 12:
+        if owners := few_owners(result):
             each = ", ".join(f"{owner} {owner_score(scores)}" for owner, scores in owners.items())
             console.print(f"{name}: AUC (accuracy) on own test records: {each}", soft_wrap=True)
         if result["privacy"] is None:

@@ -23,7 +23,7 @@ from fed_dp.mechanisms.functional import (
     relevance_sensitivity,
 )
 from fed_dp.models import FlatNetwork, Vector
-from fed_dp.models.paper import AdlmCnn, to_unit_interval
+from fed_dp.models.paper import AdlmCnn, targets, to_unit_interval
 from fed_dp.models.relevance import relevance
 from fed_dp.sharing.update import LARGEST
 
@@ -84,9 +84,8 @@ class AdlmTrainer:
         """Return the static bias 1, inputs, φ₁ = ½ − y and φ₂ = ⅛, with Lap(Δ/ε)/|L| (lines 12–19)."""
         network, batch = self._network, self._config.batch_size
         outputs = network.head.out_features
-        y = torch.from_numpy(site.y)
-        target = y[:, None].float() if outputs == 1 else functional.one_hot(y, outputs).float()
-        linear, square = 0.5 - target, torch.full_like(target, 1 / 8)
+        linear = 0.5 - targets(torch.from_numpy(site.y), outputs)
+        square = torch.full_like(linear, 1 / 8)
         if self._budgets is None:
             return 1.0, inputs, linear, square
         _, of_inputs, of_labels = self._budgets

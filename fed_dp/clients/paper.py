@@ -25,7 +25,7 @@ from fed_dp.mechanisms.functional import (
     head_sensitivity,
 )
 from fed_dp.models import FlatNetwork, Vector
-from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm
+from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm, targets
 from fed_dp.sharing.update import LARGEST
 
 LOG_2 = float(np.log(2))
@@ -141,8 +141,7 @@ class PaperTrainer:
         linear, square = self._pair(self._depth, (count, hidden), (hidden, hidden), sensitivity)
 
         def objective(x: Tensor, y: Tensor) -> Tensor:
-            target = y[:, None].float() if count == 1 else functional.one_hot(y, count).float()
-            found = self._cross_entropy(network.logits(x), target)
+            found = self._cross_entropy(network.logits(x), targets(y, count))
             found = found + self._extra(network.head.T, linear, square)
             return found + 1e-5 * network.head.abs().sum()  # the papers' L1
 

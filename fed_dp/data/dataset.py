@@ -30,6 +30,10 @@ class Records:
     def __len__(self) -> int:
         return len(self.y)
 
+    def part(self, rows: Integers | NDArray[np.bool_]) -> Records:
+        """Return some of the records."""
+        return Records(self.x[rows], self.y[rows], None if self.owner is None else self.owner[rows])
+
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
@@ -95,12 +99,7 @@ def divided(
     notes: tuple[str, ...] = (),
 ) -> DataSet:
     """Return a data set of inputs that are stored as they are used; `test` marks its test records."""
-
-    def part(chosen: NDArray[np.bool_]) -> Records:
-        owner = None if records.owner is None else records.owner[chosen]
-        return Records(records.x[chosen], records.y[chosen], owner)
-
-    return DataSet(name, part(~test), part(test), classes, *identity(), notes=notes)
+    return DataSet(name, records.part(~test), records.part(test), classes, *identity(), notes=notes)
 
 
 def standardised(mean: tuple[float, ...], deviation: tuple[float, ...]) -> tuple[Floats, Floats]:

@@ -190,8 +190,4 @@ def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integ
 def _hold_out(records: Records, fraction: float) -> tuple[Records, Records]:
     count = min(max(1, round(len(records) * fraction)), len(records) - 1)
     order = seeds.generator(0, "hold-out").permutation(len(records))
-    parts = []
-    for rows in (np.sort(order[count:]), np.sort(order[:count])):
-        owner = None if records.owner is None else records.owner[rows]
-        parts.append(Records(records.x[rows], records.y[rows], owner))
-    return parts[0], parts[1]
+    return records.part(np.sort(order[count:])), records.part(np.sort(order[:count]))

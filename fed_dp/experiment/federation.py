@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,16 @@ class Federation:
     parts: tuple[Integers, ...]
     sites_per_record: int
     notes: tuple[str, ...] = ()
-    public: tuple[Floats, Integers] | None = None  # inputs and labels that everybody may look at
+    set_aside: Integers | None = None  # training records that are public, and nobody's
+    has_digits: bool = False  # scikit-learn's digits are public beside them
+
+    @property
+    def public(self) -> tuple[Floats, Integers] | None:
+        """Inputs and labels that everybody may look at: records set aside, or those of another data set."""
+        if self.set_aside is not None:
+            train = self.dataset.train
+            return self.dataset.inputs(train, self.set_aside), train.y[self.set_aside]
+        return data.public_digits(self.dataset) if self.has_digits else None
 
     def rows(self, index: int) -> Integers:
         """Return which training records one client holds."""
@@ -41,33 +51,35 @@ class Federation:
 def federation(experiment: Experiment) -> Federation:
     """Read the data set and divide its training records as the experiment says."""
     whole, section = load(experiment.data), experiment.data
-    rest = np.arange(len(whole.train))
-    public = None
-    notes = list(whole.notes)
-    if section.public_data == "digits":
-        public = data.public_digits(whole)
-        notes.append(f"{len(public[1])} public records: scikit-learn's digits, enlarged")
+    rest, aside = np.arange(len(whole.train)), None
     if section.public_records:
-        chosen = _public_rows(section.public_records, experiment.seed, len(rest))
-        rest = np.setdiff1d(rest, chosen)
-        public = whole.inputs(whole.train, chosen), whole.train.y[chosen]
-        notes.append(
-            f"{len(chosen)} training records are set aside and taken to be public: no ε protects them"
-        )
+        aside = _public_rows(section.public_records, experiment.seed, len(rest))
+        rest = np.setdiff1d(rest, aside)
     dataset, rest = _folded(experiment, whole, rest)
-    if section.folds is not None:
-        notes.append(
-            f"fold {section.fold} of {section.folds} stands for the test records: over all folds every "
-            "record is tested on, without noise, and no ε covers several runs together"
-        )
     parts = [rest[part] for part in _divide(experiment, dataset, rest)]
     widest = partition.overlap(parts, len(dataset.train))
     if experiment.strategy.name == "centralised":
         parts, widest = [np.unique(np.concatenate(parts))], 1
-    if experiment.strategy.name == "public":
-        parts, widest = [chosen], 1
-    notes += _left_out(experiment, dataset)
-    return Federation(dataset, tuple(parts), widest, tuple(notes), public)
+    if experiment.strategy.name == "public" and aside is not None:  # by schema, it is there
+        parts, widest = [aside], 1
+    notes = (*dataset.notes, *_told(section), *_left_out(experiment, dataset))
+    return Federation(dataset, tuple(parts), widest, notes, aside, section.public_data == "digits")
+
+
+def _told(section: Data) -> Iterator[str]:
+    """Yield what must be known about public records and folds."""
+    if section.public_data == "digits":
+        yield "public records: scikit-learn's digits, enlarged"
+    if section.public_records:
+        yield (
+            f"{section.public_records} training records are set aside and taken to be public: no ε protects "
+            "them"
+        )
+    if section.folds is not None:
+        yield (
+            f"fold {section.fold} of {section.folds} stands for the test records: over all folds every "
+            "record is tested on, without noise, and no ε covers several runs together"
+        )
 
 
 def _public_rows(count: int, seed: int, records: int) -> Integers:
@@ -85,9 +97,7 @@ def _folded(experiment: Experiment, dataset: DataSet, rest: Integers) -> tuple[D
         raise PartitionError(f"data.folds = {folds}: there are only {len(rest)} training records")
     shuffled = seeds.generator(experiment.seed, "folds").permutation(rest)
     out = np.sort(np.array_split(shuffled, folds)[experiment.data.fold])
-    train = dataset.train
-    test = Records(train.x[out], train.y[out], None if train.owner is None else train.owner[out])
-    return replace(dataset, test=test), np.setdiff1d(rest, out)
+    return replace(dataset, test=dataset.train.part(out)), np.setdiff1d(rest, out)
 
 
 def _left_out(experiment: Experiment, dataset: DataSet) -> list[str]:

@@ -31,6 +31,11 @@ def outputs(classes: int) -> int:
     return 1 if classes == 2 else classes
 
 
+def targets(y: Tensor, count: int) -> Tensor:
+    """Return what each of `count` logistic outputs should be: the label itself, or one-hot."""
+    return y[:, None].float() if count == 1 else functional.one_hot(y, count).float()
+
+
 def offset(classes: int) -> float:
     """Return the logit that truncated cross-entropy asks for where all classes are alike: 4 (1/classes − ½).
 

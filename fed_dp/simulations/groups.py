@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from scipy.stats import t as student
 
 from fed_dp.experiment import group_of
 
+T = TypeVar("T")
 Summary = Mapping[str, Any]
 SCORES = ("accuracy", "auc")
 
@@ -20,6 +21,14 @@ def grouped(results: Mapping[str, Summary]) -> dict[str, list[Summary]]:
     for name, summary in results.items():
         groups.setdefault(group_of(name), []).append(summary)
     return groups
+
+
+def firsts(of_runs: Mapping[str, T]) -> dict[str, T]:
+    """Return, of what there is of every run, that of each variant's first repetition."""
+    found: dict[str, T] = {}
+    for name, value in of_runs.items():
+        found.setdefault(group_of(name), value)
+    return found
 
 
 def spread_of(runs: Sequence[Summary]) -> dict[str, Any]:

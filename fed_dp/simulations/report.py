@@ -11,10 +11,10 @@ from typing import Any
 
 from fed_dp.accounting import Statement
 from fed_dp.accounting.statement import number
-from fed_dp.experiment import group_of
-from fed_dp.simulations.groups import Summary, grouped, spread_of
+from fed_dp.simulations.groups import Summary, firsts, grouped, spread_of
 from fed_dp.strategies.run_folder import Line, write_atomically
 
+FEW_OWNERS = 12
 SCORE_WORDS = {"accuracy": "accuracy", "auc": "AUC"}
 
 _STYLE = """
@@ -70,8 +70,7 @@ def write_report(
     """Write the page. Repetitions of a variant are told together."""
     groups = grouped(results)
     repeated = "" if groups.keys() == results.keys() else _repeated(groups)
-    lines = {group: lines[next(v for v in results if group_of(v) == group)] for group in groups}
-    results = {group: runs[0] for group, runs in groups.items()}
+    lines, results = firsts(lines), firsts(results)
     rows = "\n".join(_row(variant, summary) for variant, summary in results.items())
     statements = "\n".join(
         f"<h3>{html.escape(variant)}</h3>{_statement(summary)}"
@@ -142,7 +141,7 @@ def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
 
 def _by_owner(results: Mapping[str, Summary]) -> str:
     """Return the scores on each natural client's own test records, where clients are few."""
-    told = {variant: s["by_owner"] for variant, s in results.items() if 0 < len(s.get("by_owner", {})) <= 12}
+    told = {variant: found for variant, s in results.items() if (found := few_owners(s))}
     if not told:
         return ""
     owners = list(dict.fromkeys(owner for found in told.values() for owner in found))
@@ -156,6 +155,12 @@ def _by_owner(results: Mapping[str, Summary]) -> str:
         rows.append(f"<tr><td>{html.escape(variant)}</td>{cells}</tr>")
     title = "<h2>On each client's own test records: AUC (accuracy)</h2>"
     return f"{title}<table><tr><th>run</th>{heads}</tr>{''.join(rows)}</table>"
+
+
+def few_owners(summary: Summary) -> Mapping[str, Mapping[str, float]]:
+    """Return the scores of natural clients, where they are few enough to be told one by one."""
+    owners: Mapping[str, Mapping[str, float]] = summary.get("by_owner", {})
+    return owners if len(owners) <= FEW_OWNERS else {}
 
 
 def owner_score(scores: Mapping[str, float]) -> str:
