@@ -14,7 +14,7 @@ from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.svm import SvmTrainer
 from fed_dp.clients.trainer import Releasing, Site
-from fed_dp.errors import PrivacyError
+from fed_dp.errors import BudgetExceeded, PrivacyError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import federation
 from fed_dp.experiment.release import agreement, banner, promise, svm_noise
@@ -174,6 +174,24 @@ def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
     public = np.mean([auc(needs, seed, strategy={"name": "public"}, **plain) for seed in seeds])
     assert hybrid > without - 0.02
     assert hybrid > public + 0.02
+
+
+def test_what_is_released_is_solved_with_c_over_n() -> None:
+    trainer, weights, site = ready(experiment())
+    spy = SpyOnLength()
+    trainer.release(weights, site, 1, spy)
+    [(solved, _)] = spy.calls
+    assert np.array_equal(solved, trainer._solved(weights, site, 50.0 / len(site.y)))
+    assert np.linalg.norm(solved, axis=1).max() <= 50.0  # as any w is, then
+
+
+def test_other_frequencies_are_another_release_and_the_budget_does_not_pay_twice(tmp_path: Path) -> None:
+    ledger = Ledger.create(tmp_path / "a.ledger", site="ward 7", budget=Budget(4.0, 0.0))
+    given = experiment(privacy={"budget_epsilon": 4.0, "noise_source": "secure"})
+    Deployed(given, ledger.path).answer(1)
+    with pytest.raises(BudgetExceeded):
+        Deployed(given, ledger.path).answer(2, fill=0.25)
+    assert ledger.read()[0].number == 1
 
 
 def test_a_site_far_from_the_model_still_sends_what_a_message_may_hold() -> None:
