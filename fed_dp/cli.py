@@ -248,7 +248,11 @@ def predict(
         Path | None, typer.Option(help="Write the probabilities here, as CSV. Default: standard output.")
     ] = None,
 ) -> None:
-    """Predict with a trained model: each class' probability for every record."""
+    """Predict with a trained model: each class' probability for every record.
+
+    RUN is a finished run's folder, or the model.npz in it. INPUTS are records without labels: a table as in
+    the experiment's data folder, or an npz file with X. Without INPUTS, the test records are scored.
+    """
     import numpy as np
 
     from fed_dp.data import read_inputs
