@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED ?= 0
 export FLWR_DISABLE_UPDATE_CHECK ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench format clean
+.PHONY: run test check bench deploy-demo format clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed ## the main job: federated runs on embedded data, and a report
@@ -27,6 +27,9 @@ check: $(VENV)/installed-dev ## style, types, layers
 bench: $(VENV)/installed-dev ## benchmarks; fails when a ratio is over its limit
 	@$(BIN)/python benchmarks/run.py
 
+deploy-demo: $(VENV)/installed-secure ## four hospitals as four sites on this machine, over TLS
+	@$(BIN)/fed-dp deploy demo
+
 format: $(VENV)/installed-dev
 	@$(BIN)/ruff check --fix --quiet .
 	@$(BIN)/ruff format --quiet .
@@ -42,6 +45,10 @@ $(VENV)/bin/python:
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt Makefile
 	@echo "installing fed_dp and what it needs (a few minutes the first time)"
 	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-secure: $(VENV)/installed
+	@$(PIP) --editable '.[secure]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed

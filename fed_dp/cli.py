@@ -6,13 +6,14 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import fed_dp
+from fed_dp.cli_deploy import deploy
 from fed_dp.errors import ConfigError, FedDpError, ResumeError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ ledger = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(ledger, name="ledger")
+app.add_typer(deploy, name="deploy")
 
 Profile = Annotated[
     str | None,
@@ -133,7 +135,9 @@ def simulate(
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
-        _show(console, summary, variants)
+        from fed_dp.cli_show import show_summary
+
+        show_summary(console, summary, variants)
         console.print(f"report: {path / 'report.html'}", soft_wrap=True)
 
 
@@ -171,64 +175,6 @@ def _observer(console: Console, quiet: bool) -> Observer:
 
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
-
-
-def _show(console: Console, summary: dict[str, Any], variants: dict[str, Experiment]) -> None:
-    from fed_dp.accounting import Statement
-    from fed_dp.simulations.groups import firsts
-    from fed_dp.simulations.report import cost_text, few_owners, owner_score, traffic_lines
-
-    results = summary.get("runs") or {next(iter(variants)): summary}
-    if groups := summary.get("groups"):
-        _show_groups(console, summary["experiment"], groups)
-        results = firsts(results)
-        variants = firsts(variants)
-        console.print("of every run, its first repetition:")
-    table = Table(title=summary["experiment"])
-    table.add_column("run")
-    for heading in ("clients", "accuracy", "best", "MB sent", "seconds"):
-        table.add_column(heading, justify="right")
-    table.add_column("privacy, whole run")
-    for name, result in results.items():
-        table.add_row(
-            name,
-            str(result["clients"]),
-            f"{result['accuracy']['final']:.4f}",
-            f"{result['accuracy']['best']:.4f}",
-            f"{(result['bytes']['uploaded'] + result['bytes']['downloaded']) / 1e6:.1f}",
-            f"{result['seconds']['total']:.1f}",
-            cost_text(result),
-        )
-    console.print(table)
-    for name, result in results.items():
-        for note in result["data"]["notes"]:
-            console.print(f"{name}: {note}", soft_wrap=True)
-        if variants[name].clients.gpus and "cuda" not in result["devices"]:
-            console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
-        for line in traffic_lines(result):
-            console.print(f"{name}: {line}", soft_wrap=True, markup=False)
-        if owners := few_owners(result):
-            each = ", ".join(f"{owner} {owner_score(scores)}" for owner, scores in owners.items())
-            console.print(f"{name}: AUC (accuracy) on own test records: {each}", soft_wrap=True)
-        if result["privacy"] is None:
-            console.print(f"{name}: no privacy")
-        else:
-            for line in Statement(**result["privacy"]).lines():
-                console.print(f"{name}: {line}", soft_wrap=True, markup=False)
-
-
-def _show_groups(console: Console, title: str, groups: dict[str, Any]) -> None:
-    table = Table(title=f"{title}: mean (standard deviation) over repetitions")
-    table.add_column("run")
-    for heading in ("repetitions", "accuracy", "AUC", "seconds"):
-        table.add_column(heading, justify="right")
-    for name, told in groups.items():
-        cells = []
-        for score in (told.get("accuracy"), told.get("auc")):
-            apart = "" if not score or score["deviation"] is None else f" ({score['deviation']:.4f})"
-            cells.append(f"{score['mean']:.4f}{apart}" if score else "")
-        table.add_row(name, str(told["runs"]), *cells, f"{told['seconds']:.1f}")
-    console.print(table)
 
 
 # ------------------------------------------------------------------------------------ predict
@@ -417,6 +363,7 @@ def create_ledger(
 def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
     """Show what was spent of the budget, the total first, then every charge. All seals are checked."""
     from fed_dp.accounting import Ledger
+    from fed_dp.accounting.statement import standing
 
     file = _ledger_file(path)
     console = Console(highlight=False)
@@ -435,6 +382,8 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
     console.print(table)
     if len(accounts) == 1:
         console.print(f"mark: {accounts[0][0].mark}", soft_wrap=True)
+        if accounts[0][1]:
+            console.print(standing(entry.event for entry in accounts[0][1]), soft_wrap=True)
     if len(accounts) > 1:
         console.print("one site's charges: --site NAME")
         return

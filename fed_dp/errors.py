@@ -9,10 +9,12 @@ FedDpError
 ├── ModelError           the network does not fit the data or the trainer
 ├── PrivacyError         a fault on the privacy path: nothing was sent
 │   ├── BudgetExceeded   the site's budget cannot pay for the next release
-│   └── LedgerFault      the site's ledger is missing, damaged, rolled back or cannot be written
+│   ├── LedgerFault      the site's ledger is missing, damaged, rolled back or cannot be written
+│   └── SiteRefused      the site's own file does not allow what the server asks for
 ├── UploadRefused        what a site sent is not a valid upload; the server state is untouched
+├── DeployError          a server or a site cannot be set up, reached or trusted
 └── RunError             a run cannot start or go on
-    ├── EmptyRound       nobody uploaded in a round
+    ├── EmptyRound       nobody uploaded in a round, or fewer than its quorum
     ├── ResourceError    more CPUs or GPUs were asked for than Ray has
     └── ResumeError      there is nothing to resume, or it belongs to another experiment
 """
@@ -60,8 +62,16 @@ class LedgerFault(PrivacyError):
     """The site's ledger is missing, damaged, rolled back or cannot be written. Nothing was sent."""
 
 
+class SiteRefused(PrivacyError):
+    """The site's own file does not allow what the server asks for. Nothing was sent."""
+
+
 class UploadRefused(FedDpError):
     """What a site sent is not a valid upload. The server state is untouched."""
+
+
+class DeployError(FedDpError):
+    """A server or a site cannot be set up, reached or trusted."""
 
 
 class RunError(FedDpError):
@@ -69,7 +79,7 @@ class RunError(FedDpError):
 
 
 class EmptyRound(RunError):
-    """Nobody uploaded in a round, so there is nothing to learn from."""
+    """Nobody uploaded in a round, or fewer than its quorum: there is nothing to learn from."""
 
 
 class ResourceError(RunError):

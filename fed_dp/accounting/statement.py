@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,6 +80,22 @@ def number(value: float | None) -> str:
     return "none" if value is None else f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
 
 
+def protects(events: Iterable[Event]) -> str:
+    """Return for whom events are charged: unit and neighbours; of several, all, and what that means."""
+    found = sorted({(event.promise.unit, event.promise.neighbours) for event in events})
+    told = " and ".join(f"{neighbours} {unit}" for unit, neighbours in found)
+    if len({neighbours for _, neighbours in found}) < 2:
+        return told
+    return f"{told}: each charge for its own; where a record is replaced, add/remove counts up to twice"
+
+
+def standing(events: Iterable[Event]) -> str:
+    """Return what stands behind charges: the weakest guarantee among them, unit and neighbours."""
+    listed = list(events)
+    worst = min((event.promise.status for event in listed), key=WORST.index)
+    return f"{worst}; neighbours: {protects(listed)}"
+
+
 def spent(events: Sequence[Event], *, delta: float) -> float:
     """Return the ε one site has spent over all its events."""
     return epsilon((event.release for event in events), delta=delta)
@@ -104,6 +120,7 @@ def statement(
     rounds: int = 0,
     late: int = 0,
     refused: int = 0,
+    deployed: bool = False,
 ) -> Statement | None:
     """State what all sites' events cost; None where nothing was released.
 
@@ -140,7 +157,7 @@ def statement(
         assumptions=tuple(dict.fromkeys(a for promise in promises for a in promise.assumptions)),
         epsilon_by_site=by_site,
         sites_per_record=sites_per_record,
-        warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status),
+        warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status, deployed),
         rounds=rounds,
         rounds_free=_free(everything, events_by_site, rounds),
     )
@@ -162,9 +179,14 @@ def _scope(unit: str, sites_per_record: int, dearest: float) -> str:
 
 
 def _warnings(
-    delta: float, smallest_site: int, late: int, budget: float, refused: int, status: str
+    delta: float, smallest_site: int, late: int, budget: float, refused: int, status: str, deployed: bool
 ) -> tuple[str, ...]:
     found = []
+    if deployed:
+        found.append(
+            "what the server has seen of this run alone: every site's own ledger tells what it spent in all; "
+            "a person whose records several sites hold pays at each of them, which no site can count"
+        )
     if status == "refuted":
         found.append("this guarantee is refuted: no ε holds, and the numbers above are only what is stated")
     if status == "claimed":
@@ -181,6 +203,7 @@ def _warnings(
         )
     if refused:
         found.append(
-            f"{refused} client-rounds went on without a site whose budget or ledger refused: it sent nothing"
+            f"{refused} client-rounds went on without a site whose budget, ledger or own file refused: it "
+            "sent nothing"
         )
     return tuple(found)

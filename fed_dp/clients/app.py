@@ -20,23 +20,24 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fed_dp import seeds
-from fed_dp.accounting import GUARANTEES, Account, Event, Ledger, from_json, to_json
+from fed_dp.accounting import Account, Event, from_json, to_json
 from fed_dp.clients import device
 from fed_dp.clients.books import Answer, Books, Question, SiteBooks, VirtualBooks
+from fed_dp.clients.memory import InContext, Memory, OnDisk
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
+from fed_dp.clients.site_file import SiteFile
 from fed_dp.clients.trainer import Fit, Releasing, Site, State, Trainer
-from fed_dp.errors import DataError, PrivacyError, RunError, UploadRefused
+from fed_dp.errors import DataError, FedDpError, PrivacyError, RunError, SiteRefused, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
-from fed_dp.experiment.federation import Federation, federation
+from fed_dp.experiment.federation import Federation, at_site, federation
 from fed_dp.experiment.release import Agreement, agreement, budget_of
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
-from fed_dp.models import Vector, use_one_thread
+from fed_dp.models import Evaluator, Vector, use_one_thread
 from fed_dp.sharing import message as names
 
 app = ClientApp()
-STATE, LOCAL = "trainer", "local"  # the records of Context.state: a trainer's state, own parameters
 ACCOUNT, NEW, LASTING, BODIES = "account", "new", "lasting", "bodies"  # of a virtual client's books
 
 
@@ -46,29 +47,65 @@ class _Workplace:
     federation: Federation
     trainer: Trainer
     size: int  # of the model
+    site: SiteFile | None  # of a deployed site
+
+    def memory(self, context: Context, turn: int) -> Memory:
+        """Return where it keeps what lasts from turn to turn."""
+        if self.site is None or self.site.memory is None:
+            return InContext(context)
+        return OnDisk(Path(self.site.memory), self.experiment.digest, turn)
 
 
 @lru_cache(maxsize=1)
-def _workplace(config: tuple[tuple[str, bool | float | int | str], ...]) -> _Workplace:
+def _workplace(
+    config: tuple[tuple[str, bool | float | int | str], ...], site: SiteFile | None = None
+) -> _Workplace:
     """Read the experiment, the data and the network once per process, not once per message."""
+    if site is not None and not dict(config).get("experiment-json"):
+        raise SiteRefused("a site takes experiments that are sent whole, and opens no file for a server")
     experiment = from_run_config(dict(config))
-    members = federation(experiment)
+    if site is None or site.data is None:
+        if site is not None and experiment.data.path is not None:
+            raise SiteRefused(
+                "data.path: where a site's records are is not for a server to say; nothing was sent"
+            )
+        members = federation(experiment)
+    else:
+        members = at_site(experiment, path=Path(site.data.path), client=site.client)
     trainer, net = make_trainer(experiment, members.dataset)
-    return _Workplace(experiment, members, trainer, net.size)
+    return _Workplace(experiment, members, trainer, net.size, site)
 
 
 def _at_work(context: Context) -> tuple[_Workplace, int]:
-    if names.PARTITION not in context.node_config:
+    site = _site(context)
+    if site is None and names.PARTITION not in context.node_config:
         raise RunError(f"node_config has no {names.PARTITION}: this node does not know which client it is")
     try:
-        place = _workplace(tuple(sorted(context.run_config.items())))
-    except DataError as error:
-        if _simulated(context):
+        place = _workplace(tuple(sorted(context.run_config.items())), site)
+    except PrivacyError:
+        raise
+    except FedDpError as error:
+        if _simulated(context) or (site is None and not isinstance(error, DataError)):
             raise
-        # It quotes what it found in the records, and an error reply is sent.
-        log(ERROR, "the data of this site cannot be used: %s", error)
-        raise DataError(f"the data of this site cannot be used ({type(error).__name__})") from None
-    return place, int(context.node_config[names.PARTITION])
+        # It may quote what it found in the records, or which columns there are: no reply and no log does.
+        told = f"the data of this site cannot be used ({type(error).__name__}); fed-dp deploy check tells why"
+        log(ERROR, told)
+        raise DataError(told) from None
+    return place, site.client if site is not None else int(context.node_config[names.PARTITION])
+
+
+def _site(context: Context) -> SiteFile | None:
+    """Return what a deployed site's own file says. One that names a ledger alone has a file of defaults."""
+    node = context.node_config
+    if path := node.get(names.SITE):
+        try:
+            return SiteFile.read(Path(str(path)))
+        except FedDpError as error:
+            log(ERROR, "this site's own file cannot be used: %s", error)
+            raise SiteRefused("this site's own file cannot be used; nothing was sent") from None
+    if path := node.get(names.LEDGER):
+        return SiteFile(client=int(node.get(names.PARTITION, 0)), ledger=str(path))
+    return None
 
 
 @app.lifespan()
@@ -82,11 +119,44 @@ def lifespan(_: Context) -> Iterator[None]:
 def describe(message: Message, context: Context) -> Message:
     """Tell the server which client this is, how many records it holds (public), and which ledger it has."""
     place, client = _at_work(context)
-    metrics = MetricRecord({names.PARTITION: client, names.RECORDS: len(place.federation.rows(client))})
+    metrics = MetricRecord({names.PARTITION: client, names.RECORDS: _told_records(place, client)})
     content = RecordDict({names.METRICS: metrics})
-    if path := context.node_config.get(names.LEDGER):
-        content[names.CONFIG] = ConfigRecord({names.LEDGER: Ledger(Path(str(path))).read()[0].identity})
+    if place.site is not None:
+        identity = place.site.opened().read()[0].identity
+        scores = place.site.share.metrics and place.federation.tested
+        content[names.CONFIG] = ConfigRecord({names.LEDGER: identity, names.SCORES: scores})
     return Message(content, reply_to=message)
+
+
+@app.evaluate()
+def score(message: Message, context: Context) -> Message:
+    """Tell how well a model does on a deployed site's own test records, if its file allows that.
+
+    Scores are computed on the records as they are: no noise protects them.
+    """
+    place, _ = _at_work(context)
+    if place.site is None or not place.site.share.metrics:
+        raise SiteRefused("this site tells no scores (share.metrics)")
+    if not place.federation.tested:
+        raise SiteRefused("this site has no test records (test.csv in its data folder): it tells no scores")
+    data, experiment = place.federation.dataset, place.experiment
+    weights = Participant(place.size).download(_question(message).data, lambda: np.zeros(0, np.float32))
+    evaluator = Evaluator(
+        experiment.model.name,
+        data.shape,
+        data.classes,
+        data.inputs(data.test),
+        data.test.y,
+        experiment.network,
+    )
+    scores = {**evaluator.scores(weights), names.RECORDS: len(data.test)}
+    return Message(RecordDict({names.METRICS: MetricRecord(dict(scores))}), reply_to=message)
+
+
+def _told_records(place: _Workplace, client: int) -> int:
+    """Return the number of records; 0 where a site does not tell it."""
+    told = place.site is None or place.site.share.records
+    return len(place.federation.rows(client)) if told else 0
 
 
 @app.train()
@@ -103,49 +173,74 @@ def train(message: Message, context: Context) -> Message:
     question = _question(message)
     experiment, size = place.experiment, place.size
     agreed = agreement(experiment, client=client, size=size)
+    if place.site is not None:
+        _permit(place.site, experiment, agreed)
     participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
-    weights = participant.download(question.data, lambda: _local(context, place))
+    memory = place.memory(context, question.turn)
+    weights = participant.download(question.data, lambda: _local(memory, place))
     x, y = place.federation.client(client)
     site = Site(x, y, client, question.turn, experiment.seed)
-    if agreed is None:
-        if names.LEDGER in context.node_config:
-            raise PrivacyError(
-                f"trainer.name = {experiment.trainer.name!r} adds no noise, and this site has a ledger: it "
-                "takes part in private experiments alone. Nothing was sent"
-            )
-        return _reply(_work(place, participant, weights, site, context, None), message)
-    books = _books(context, place, client, agreed)
-    if (before := books.kept(question)) is not None:
-        return _reply(before, message)
-    if agreed.stages:
-        return _reply(_staged(place, participant, weights, site, context, books, question, agreed), message)
-    noise = _noise(agreed, site)
-    event = agreed.event(turn=question.turn, client=client)
-    account = books.charge(event, question, ahead=experiment.rounds)
-    if isinstance(books, VirtualBooks):
-        keep_books(context, books)
-    answer = _work(place, participant, weights, site, context, noise)
-    answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
-    books.keep(account, question, answer)
+    turn = _Turn(place, participant, weights, site, memory)
+    if agreed is None and place.site is None:
+        return _reply(_work(turn, None), message)
+    books = _books(context, place, client)
+    with books.alone():
+        answer = _answer(turn, context, books, question, agreed)
     return _reply(answer, message)
 
 
-def _staged(
-    place: _Workplace,
-    participant: Participant,
-    weights: Vector,
-    site: Site,
-    context: Context,
-    books: Books,
-    question: Question,
-    agreed: Agreement,
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """What a client trains with in one turn."""
+
+    place: _Workplace
+    participant: Participant
+    weights: Vector
+    site: Site
+    memory: Memory
+
+
+def _answer(
+    turn: _Turn, context: Context, books: Books, question: Question, agreed: Agreement | None
 ) -> Answer:
+    """Return what was sent before, or charge, train, noise and keep."""
+    if (before := books.kept(question)) is not None:
+        return before
+    if agreed is None:  # a deployed site that allows it: a repeated question still gets the same bytes
+        answer = _work(turn, None)
+        assert isinstance(books, SiteBooks)
+        books.keep(books.ledger.read()[0], question, answer)
+        return answer
+    if agreed.stages:
+        return _staged(turn, context, books, question, agreed)
+    noise = _noise(agreed, turn.site)
+    event = agreed.event(turn=question.turn, client=turn.site.client)
+    account = books.charge(event, question, ahead=turn.place.experiment.rounds)
+    if isinstance(books, VirtualBooks):
+        keep_books(context, books)
+    answer = _work(turn, noise)
+    answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
+    books.keep(account, question, answer)
+    return answer
+
+
+def _permit(site: SiteFile, experiment: Experiment, agreed: Agreement | None) -> None:
+    """Hold the server to the site's own file; what is refused is logged."""
+    try:
+        site.permit(experiment, agreed)
+    except FedDpError as error:
+        log(ERROR, "refused: %s", error)
+        raise
+
+
+def _staged(turn: _Turn, context: Context, books: Books, question: Question, agreed: Agreement) -> Answer:
     """Train on what this turn's stage has released. Only if it has not yet is it charged and released.
 
     What a stage released is kept; under the same encoder it is used again, in this turn and in all
     later ones. The answer tells the events of all stages, for a reply of an earlier turn may be lost.
     """
-    trainer, last = place.trainer, agreed.stage(question.turn)
+    trainer, last = turn.place.trainer, agreed.stage(question.turn)
+    weights, site = turn.weights, turn.site
     held, events = b"", list[Event]()
     for stage in range(1, last + 1):
         frozen = trainer.frozen(weights, stage).tobytes() if isinstance(trainer, Releasing) else b""
@@ -164,7 +259,7 @@ def _staged(
                 keep_books(context, books)
         if before is not None:
             held, events = before.data, [*events, *from_json(before.told[names.EVENTS])]
-    answer = _work(place, participant, weights, site, context, None, np.frombuffer(held, np.float32))
+    answer = _work(turn, None, np.frombuffer(held, np.float32))
     answer.told.update({names.EVENTS: to_json(events), names.MARK: books.mark})
     return answer
 
@@ -200,41 +295,33 @@ def _reply(answer: Answer, message: Message) -> Message:
     return Message(content, reply_to=message)
 
 
-def _work(
-    place: _Workplace,
-    participant: Participant,
-    weights: Vector,
-    site: Site,
-    context: Context,
-    noise: Noise | None,
-    released: Vector | None = None,
-) -> Answer:
+def _work(turn: _Turn, noise: Noise | None, released: Vector | None = None) -> Answer:
     """Train and select. What goes wrong in a private round is told by its kind alone.
 
     `noise` is for what is selected; a trainer that has released a statistic trains on `released`.
     """
     private = noise is not None or released is not None
-    trainer = place.trainer
-    with _told_by_kind() if private else nullcontext():
+    place, weights, site, memory = turn.place, turn.weights, turn.site, turn.memory
+    trainer, participant = place.trainer, turn.participant
+    with _told_by_kind() if private or place.site is not None else nullcontext():
         if released is not None and isinstance(trainer, Releasing):
             fit = trainer.follow(weights, released, trainer.stage(site.round), records=len(site.y))
         else:
-            fit = _fit(trainer, weights, site, _load_state(context), noise)
+            fit = _fit(trainer, weights, site, memory.state(), noise)
         data = participant.upload(
             fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
         )
-    _keep_state(context, fit.state)
-    if participant.keeps_local:
-        own = weights + fit.change  # all of the change stays here, uploaded or not
-        context.state[LOCAL] = ArrayRecord({LOCAL: Array(own)})
+    # Of the change, all stays here, uploaded or not.
+    memory.keep(fit.state, weights + fit.change if participant.keeps_local else None)
     # A trainer without noise of its own computes its metrics from the records as they are.
-    metrics = dict(fit.metrics) if not private or trainer.spends else {}
+    telling = place.site is None or place.site.share.metrics
+    metrics = dict(fit.metrics) if telling and (not private or trainer.spends) else {}
     told = {
         names.ROUND: site.round,
         names.EVENTS: "[]",
         names.DEVICE: device.choose(place.experiment.clients.gpus).type,
     }
-    return Answer(data, {**metrics, names.RECORDS: len(site.y)}, told)
+    return Answer(data, {**metrics, names.RECORDS: _told_records(place, site.client)}, told)
 
 
 @contextmanager
@@ -270,20 +357,10 @@ def _simulated(context: Context) -> bool:
     return names.SIMULATED in context.node_config or (ray is not None and ray.is_initialized())
 
 
-def _books(context: Context, place: _Workplace, client: int, agreed: Agreement) -> Books:
-    """Return where this node charges. A ledger in its own config says that it is a real site."""
-    if path := context.node_config.get(names.LEDGER):
-        if agreed.noise_source != "secure":
-            raise PrivacyError(
-                f"privacy.noise_source = {agreed.noise_source!r} is seeded: a deployed site draws from the "
-                "operating system's entropy alone; allowed: 'secure'. Nothing was sent"
-            )
-        if (promise := GUARANTEES[agreed.guarantee]).status != "proved":
-            raise PrivacyError(
-                f"privacy.variant = {place.experiment.privacy.variant!r} is {promise.status} "
-                f"({promise.reason}): a deployed site releases only what is proved. Nothing was sent"
-            )
-        return SiteBooks(Ledger(Path(str(path))), place.experiment.digest)
+def _books(context: Context, place: _Workplace, client: int) -> Books:
+    """Return where this node charges, and keeps what it sent."""
+    if place.site is not None:
+        return SiteBooks(place.site.opened(), place.experiment.digest)
     if not _simulated(context):
         raise PrivacyError(
             f"node_config has no {names.LEDGER}: a site that trains privately needs one (fed-dp ledger "
@@ -319,24 +396,12 @@ def keep_books(context: Context, books: VirtualBooks) -> None:
     )
 
 
-def _local(context: Context, place: _Workplace) -> Vector:
+def _local(memory: Memory, place: _Workplace) -> Vector:
     """Return the client's own parameters; before its first turn, those that everybody begins with."""
-    record = context.state.get(LOCAL)
-    if isinstance(record, ArrayRecord):
-        return record[LOCAL].numpy()
+    if (own := memory.own()) is not None:
+        return own
     if place.experiment.fits_to_public:  # by schema, all of it comes from the server
         raise PrivacyError(
             "a site fits no encoder to records, and part of the model is missing; nothing was sent"
         )
     return starting_weights(place.experiment, place.federation)
-
-
-def _load_state(context: Context) -> State:
-    record = context.state.get(STATE)
-    if not isinstance(record, MetricRecord):
-        return {}
-    return {key: [float(v) for v in values] for key, values in record.items() if isinstance(values, list)}
-
-
-def _keep_state(context: Context, state: State) -> None:
-    context.state[STATE] = MetricRecord({key: list(values) for key, values in state.items()})

@@ -6,8 +6,12 @@ its state: there, the same seed gives the same bytes again, so nothing needs to 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -65,6 +69,10 @@ class Books(Protocol):
         """Where the account stands."""
         ...
 
+    def alone(self) -> AbstractContextManager[None]:
+        """Answer one question at a time: two copies of one must not both be charged."""
+        ...
+
     def kept(self, question: Question) -> Answer | None:
         """Return what was sent in answer to the same question before; then it costs nothing to repeat."""
         ...
@@ -89,6 +97,25 @@ class SiteBooks:
     def mark(self) -> str:
         """Where the ledger stands."""
         return self.ledger.read()[0].mark
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold a lock beside the ledger; the system lets go of it when the process dies."""
+        path = self.ledger.path.with_name(self.ledger.path.name + ".lock")
+        if not self.ledger.path.is_file():  # whatever is asked of it next says so
+            yield
+            return
+        try:
+            handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        except OSError as error:
+            raise LedgerFault(
+                f"ledger lock {path} cannot be used: {error.strerror}; nothing was sent"
+            ) from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
 
     def kept(self, question: Question) -> Answer | None:
         """Look into the outbox."""
@@ -127,6 +154,10 @@ class VirtualBooks:
     def open(cls, client: int, experiment: str, budget: Budget) -> VirtualBooks:
         """Open a virtual client's account."""
         return cls(Account.open(f"client-{client:04d}", experiment, budget))
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Wait for nobody: a virtual client answers in one place."""
+        return nullcontext()
 
     def kept(self, question: Question) -> Answer | None:
         """Return what lasts; of the rest nothing, for the same seed gives the same bytes."""

@@ -28,7 +28,9 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
     if isinstance(config, Psgd):
         assert agreed is not None  # by schema
         assert isinstance(agreed.release, SampledGaussian)
-        return PsgdTrainer(config, net, release=agreed.release), net
+        return PsgdTrainer(
+            config, net, release=agreed.release, noise_source=experiment.privacy.noise_source
+        ), net
     if isinstance(config, Svm):
         return SvmTrainer(
             config,

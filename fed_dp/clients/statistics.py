@@ -35,17 +35,21 @@ from fed_dp.sharing.update import LARGEST
 BATCH = 128  # records whose features are in memory at once; all batches have this size, see below
 
 
-def batches(site: Site, seen: Callable[[Tensor], Tensor], *, device: torch.device) -> Iterator[Batch]:
+def batches(
+    site: Site, seen: Callable[[Tensor], Tensor], *, device: torch.device, exactly: bool = False
+) -> Iterator[Batch]:
     """Yield what is seen of the records, and their labels.
 
     The last batch is filled up: what is computed of a record must not depend on how many others there
-    are, and libraries choose their order of summation by the size of a batch.
+    are, and libraries choose their order of summation by the size of a batch. It may still depend on its
+    place in the batch, in the last bits: where noise is exact, they are looked at one by one (`exactly`).
     """
+    size = 1 if exactly else BATCH
     with torch.no_grad():
-        for start in range(0, len(site.y), BATCH):
-            y = site.y[start : start + BATCH]
-            x = np.zeros((BATCH, *site.x.shape[1:]), np.float32)
-            x[: len(y)] = site.x[start : start + BATCH]
+        for start in range(0, len(site.y), size):
+            y = site.y[start : start + size]
+            x = np.zeros((size, *site.x.shape[1:]), np.float32)
+            x[: len(y)] = site.x[start : start + size]
             yield seen(torch.from_numpy(x).to(device))[: len(y)].cpu().numpy(), y
 
 
@@ -90,7 +94,9 @@ class StatisticsTrainer:
         self._net.load(weights)
         statistic = self._statistic(stage)
         amount = self._amounts[stage - 1]
-        total = release(statistic, self._batches(site, stage), amount, noise, records=len(site.y))
+        exactly = noise is not None and noise.name == "secure"
+        records = self._batches(site, stage, exactly=exactly)
+        total = release(statistic, records, amount, noise, records=len(site.y))
         return np.clip(total / len(site.y), -LARGEST, LARGEST).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
@@ -127,13 +133,14 @@ class StatisticsTrainer:
         start = sum(sizes[: stage - 1])
         return slice(start, start + sizes[stage - 1])
 
-    def _batches(self, site: Site, stage: int) -> Iterator[Batch]:
+    def _batches(self, site: Site, stage: int, *, exactly: bool = False) -> Iterator[Batch]:
         """Yield the records as a stage's statistic takes them."""
         network, last = self._network, stage == self._stages
         return batches(
             site,
             lambda x: network.features(x) if last else network.before(x, stage - 1),
             device=self._net.device,
+            exactly=exactly,
         )
 
     def _towards(self, weights: Vector, released: Vector, records: int) -> Vector:

@@ -73,7 +73,8 @@ class SvmTrainer:
     def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
         """Return the site's w, with noise."""
         cost, records = self._config.cost, len(site.y)
-        own = self._solved(weights, site, cost if self._as_printed else cost / records)
+        exactly = noise is not None and noise.name == "secure"
+        own = self._solved(weights, site, cost if self._as_printed else cost / records, exactly=exactly)
         if self._amount is not None and noise is not None:
             own = perturbed(
                 own,
@@ -96,10 +97,10 @@ class SvmTrainer:
         """Release without noise, and follow: for what is not private."""
         return self.follow(weights, self.release(weights, site, 1, None), 1, records=len(site.y))
 
-    def _solved(self, weights: Vector, site: Site, cost: float) -> Reals:
+    def _solved(self, weights: Vector, site: Site, cost: float, *, exactly: bool = False) -> Reals:
         """Return w of every problem: one of two classes, or one of each class against the rest."""
         self._net.load(weights)
-        parts = batches(site, self._network.features, device=self._net.device)
+        parts = batches(site, self._network.features, device=self._net.device, exactly=exactly)
         z = clipped(np.concatenate([rows for rows, _ in parts]))
         outputs = self._network.head.out_features
         signs = [np.where(site.y == k, 1.0, -1.0) for k in ([1] if outputs == 1 else range(outputs))]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fed_dp.data.dataset import DataSet, Records
 from fed_dp.data.files import File, fetch, home
-from fed_dp.data.folder import FolderOptions, read_folder, read_inputs
+from fed_dp.data.folder import FolderOptions, has_part, read_folder, read_inputs, read_part
 from fed_dp.data.health import without_influence
 from fed_dp.data.public import public_digits
 from fed_dp.data.sources import SOURCES, Source
@@ -20,11 +20,13 @@ __all__ = [
     "Source",
     "fetch",
     "folder_of",
+    "has_part",
     "home",
     "public_digits",
     "read",
     "read_folder",
     "read_inputs",
+    "read_part",
     "without_influence",
 ]
 

@@ -35,28 +35,26 @@ class FolderOptions:
     label: str | None = None
     client: str | None = None
     categories: Mapping[str, tuple[str, ...]] | None = None
+    gaps: bool = False
     test_fraction: float = 0.2
+    lenient: bool = False  # nothing that stands in a record is an error; see Columns
+
+    @property
+    def count(self) -> int:
+        """How many classes there are."""
+        return self.classes if isinstance(self.classes, int) else len(self.classes)
 
 
 def read_folder(options: FolderOptions) -> DataSet:
     """Read the folder's training and test records."""
-    if not options.path.is_dir():
-        raise DataMissing(f"data.path = {str(options.path)!r}: no such folder")
-    train = _split("train", options)
-    if train is None:
-        found = ", ".join(sorted(p.name for p in options.path.iterdir())[:8]) or "nothing"
-        raise DataMissing(
-            f"data.path = {str(options.path)!r}: expected train.npz, train.csv, train.parquet or "
-            f"train-images*/train-labels* (idx), found {found}"
-        )
+    train = read_part("train", options)
     test = _split("test", options) or _split("t10k", options)
     notes: tuple[str, ...] = ()
     if test is None:
         train, test = _hold_out(train, options.test_fraction)
         share = f"{options.test_fraction:.0%}"
         notes = (f"no test file: {share} of the records held out at random; test records are not protected",)
-    classes = options.classes if isinstance(options.classes, int) else len(options.classes)
-    return DataSet("folder", train, test, classes, *identity(), notes=notes)
+    return DataSet("folder", train, test, options.count, *identity(), notes=notes)
 
 
 def read_inputs(options: FolderOptions, path: Path) -> Floats:
@@ -71,6 +69,26 @@ def read_inputs(options: FolderOptions, path: Path) -> Floats:
         return _inputs(table.drop(columns=[options.label], errors="ignore"), options, path)
     [x] = read_npz(path, ("X",))
     return _scaled(x, options, path)
+
+
+def read_part(name: str, options: FolderOptions) -> Records:
+    """Read one part of the folder: train, test, or the records that are public."""
+    if not options.path.is_dir():
+        raise DataMissing(f"data.path = {str(options.path)!r}: no such folder")
+    found = _split(name, options)
+    if found is None:
+        there = ", ".join(sorted(p.name for p in options.path.iterdir())[:8]) or "nothing"
+        raise DataMissing(
+            f"data.path = {str(options.path)!r}: expected {name}.npz, {name}.csv, {name}.parquet or "
+            f"{name}-images*/{name}-labels* (idx), found {there}"
+        )
+    return found
+
+
+def has_part(name: str, options: FolderOptions) -> bool:
+    """Return whether the folder has such a part."""
+    endings = (".npz", *TABLES, "-images*")
+    return any(True for ending in endings for _ in options.path.glob(f"{name}{ending}"))
 
 
 def _split(prefix: str, options: FolderOptions) -> Records | None:
@@ -89,7 +107,8 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
 
 def _read(path: Path) -> pd.DataFrame:
     if path.suffix == ".csv":  # an empty cell is missing; "NA" or "None" may be a category
-        return read_table(path, keep_default_na=False, na_values=[""])
+        # Every cell is read by itself: types that are guessed for a column let one record change all others.
+        return read_table(path, keep_default_na=False, na_values=[""], dtype=str)
     return read_table(path)
 
 
@@ -111,7 +130,9 @@ def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
     low, high = options.bounds
     if not low < high:
         raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
-    if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
+    if options.lenient and np.issubdtype(x.dtype, np.number):
+        x = np.nan_to_num(x, nan=low)
+    elif not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
         raise DataCorrupt(
             f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text"
         )
@@ -132,7 +153,9 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
                 f"data.{key} = {name!r}: {path.name} has no such column; found: "
                 f"{', '.join(map(str, table.columns))}"
             )
-    owner = None if options.client is None else _owners(table[options.client], path)
+    owner = None
+    if options.client is not None and not options.lenient:
+        owner = _owners(table[options.client], path)
     x = _inputs(table, options, path)
     return Records(x, _labels(table[options.label], options, path), owner)
 
@@ -157,7 +180,7 @@ def _inputs(table: pd.DataFrame, options: FolderOptions, path: Path) -> Floats:
         )
     if not inputs:
         raise ConfigError(f"{path.name} has no column but {options.label!r}: there is nothing to learn from")
-    return Columns(bounds, categories).encode(table, where=str(path))
+    return Columns(bounds, categories, options.gaps, options.lenient).encode(table, where=str(path))
 
 
 def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:
@@ -179,7 +202,9 @@ def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integ
         )
         codes = np.where(wrong, 0, values)
         allowed = f"0..{options.classes - 1}"
-    if wrong.any():
+    if options.lenient:
+        codes = np.where(wrong, 0, codes)
+    elif wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise DataCorrupt(
             f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}"

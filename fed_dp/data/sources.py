@@ -363,15 +363,20 @@ HEART_COLUMNS = Columns(
 )
 
 
+def hospital_table(path: Path) -> pd.DataFrame:
+    """Read one hospital's file of the heart data."""
+    table = read_table(path, header=None, names=list(_HEART_NAMES), na_values="?")
+    # A cholesterol or blood pressure of 0 is not a measurement: it stands for "not taken".
+    table[["chol", "trestbps"]] = table[["chol", "trestbps"]].replace(0, np.nan)
+    return table
+
+
 def _heart(folder: Path, files: tuple[File, ...]) -> DataSet:
     tables = []
     for file, (hospital, _) in zip(files, _HOSPITALS, strict=True):
-        path = verified(folder, file)
-        table = read_table(path, header=None, names=list(_HEART_NAMES), na_values="?")
+        table = hospital_table(verified(folder, file))
         tables.append(table.assign(hospital=hospital, test=every_nth(len(table), 5)))
     table = pd.concat(tables, ignore_index=True)
-    # A cholesterol or blood pressure of 0 is not a measurement: it stands for "not taken".
-    table[["chol", "trestbps"]] = table[["chol", "trestbps"]].replace(0, np.nan)
     for name in HEART_COLUMNS.categories:
         table[name] = table[name].map(lambda value: f"{value:.0f}", na_action="ignore")
     x = HEART_COLUMNS.encode(table, where=str(folder))

@@ -19,11 +19,14 @@ class Columns:
     A number is clipped to its public bounds and mapped to [−1, 1]; a category becomes one 0/1
     input per stated value. Where `gaps` is set, a missing number becomes 0 with a 0/1 input
     beside it that says so, and a missing category becomes all zeros; otherwise missing is an error.
+    Where `lenient` is set, nothing that stands in a record is an error: what is not as stated counts as
+    missing, so that whether a table can be read says nothing about its records.
     """
 
     bounds: Mapping[str, tuple[float, float]]
     categories: Mapping[str, Sequence[str]]
     gaps: bool = False
+    lenient: bool = False
 
     def encode(self, table: pd.DataFrame, *, where: str) -> Floats:
         """Encode the stated columns, in the stated order: numbers first, then categories."""
@@ -42,7 +45,7 @@ class Columns:
         missing = ~np.isfinite(values)
         strange = missing & column.notna().to_numpy()
         refused = strange if self.gaps else missing
-        if refused.any():
+        if refused.any() and not self.lenient:
             row = int(np.flatnonzero(refused)[0])
             raise DataCorrupt(
                 f"{where}: column {column.name!r}, record {row}: {column.iloc[row]!r} is not a finite number"
@@ -55,7 +58,7 @@ class Columns:
     def _category(self, column: pd.Series[str], values: Sequence[str], where: str) -> Floats:
         codes = pd.Index(list(values)).get_indexer(pd.Index(column.astype("string")))
         unknown = (codes < 0) & ~(column.isna().to_numpy() if self.gaps else np.zeros(len(column), bool))
-        if unknown.any():
+        if unknown.any() and not self.lenient:
             row = int(np.flatnonzero(unknown)[0])
             raise DataCorrupt(
                 f"{where}: column {column.name!r}, record {row}: {column.iloc[row]!r} is not one of "

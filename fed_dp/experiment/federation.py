@@ -10,8 +10,8 @@ import numpy as np
 
 from fed_dp import data, seeds
 from fed_dp.data import partition
-from fed_dp.data.dataset import DataSet, Floats, Integers, Records
-from fed_dp.errors import PartitionError, RunError
+from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
+from fed_dp.errors import ConfigError, PartitionError, RunError
 from fed_dp.experiment.schema import Data, Dirichlet, Experiment, FixedFraction, Natural, Shards
 
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once
@@ -27,6 +27,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     set_aside: Integers | None = None  # training records that are public, and nobody's
     has_digits: bool = False  # scikit-learn's digits are public beside them
+    tested: bool = True  # whether there are test records: at a real site, only those it put aside itself
 
     @property
     def public(self) -> tuple[Floats, Integers] | None:
@@ -64,6 +65,53 @@ def federation(experiment: Experiment) -> Federation:
         parts, widest = [aside], 1
     notes = (*dataset.notes, *_told(section), *_left_out(experiment, dataset))
     return Federation(dataset, tuple(parts), widest, notes, aside, section.public_data == "digits")
+
+
+def at_site(experiment: Experiment, *, path: Path, client: int, strict: bool = False) -> Federation:
+    """Read a real site's own folder; the experiment says what its columns mean. Others are unknown.
+
+    All records of train.* are trained on. Which are for tests is the site's own choice: a server that could
+    choose would be told scores of whatever it likes. Nothing that stands in a record is an error, unless
+    `strict`: the server says what the columns mean, and would learn from an error which values occur.
+    """
+    options = replace(folder_options(_own_folder(experiment, path)), lenient=not strict)
+    train = data.read_part("train", options)
+    tested = data.has_part("test", options)
+    test = data.read_part("test", options) if tested else train  # which are never scored
+    dataset = DataSet("folder", train, test, options.count, *identity())
+    nobody = np.arange(0)
+    rows = [nobody] * experiment.clients.count
+    if not 0 <= client < len(rows):
+        raise RunError(f"client = {client}: the experiment has clients 0..{len(rows) - 1}")
+    rows[client] = np.arange(len(dataset.train))
+    return Federation(dataset, tuple(rows), 1, tested=tested)
+
+
+def at_server(experiment: Experiment, *, path: Path) -> Federation:
+    """Read a real server's own folder: test records and, where the experiment wants any, public ones.
+
+    It holds no record of a site, so there are no parts.
+    """
+    options = folder_options(_own_folder(experiment, path))
+    test, wanted = data.read_part("test", options), experiment.data.public_records
+    known, aside = test, None
+    if wanted:
+        known, aside = data.read_part("public", options), np.arange(wanted)
+        if len(known) < wanted:
+            raise PartitionError(f"data.public_records = {wanted}: {path} holds {len(known)} public records")
+    dataset = DataSet("folder", known, test, options.count, *identity())
+    notes = ["every site reads its own records; the server has test records alone"]
+    notes += [f"{wanted} public records are the server's"] if wanted else []
+    return Federation(dataset, (), 1, tuple(notes), aside, experiment.data.public_data == "digits")
+
+
+def _own_folder(experiment: Experiment, path: Path) -> Data:
+    if experiment.data.name != "folder":
+        raise ConfigError(
+            f"data.name = {experiment.data.name!r}: real sites have folders of their own; expected 'folder', "
+            "with what its columns mean"
+        )
+    return experiment.data.model_copy(update={"path": str(path)})
 
 
 def _told(section: Data) -> Iterator[str]:
@@ -149,6 +197,7 @@ def folder_options(section: Data) -> data.FolderOptions:
         section.label,
         section.client,
         section.categories,
+        section.gaps,
         section.test_fraction,
     )
 

@@ -237,10 +237,10 @@ def check_privacy(experiment: Experiment) -> None:
         _check_paper_form(experiment)
     elif name == "svm":
         _check_svm(experiment)
-    if privacy.noise_source == "secure" and name == "psgd":
+    if privacy.noise_source == "secure" and getattr(trainer, "gradients", "") == "ghost":
         raise ValueError(
-            "privacy.noise_source = 'secure': trainer.name = 'psgd' allows only "
-            "'simulation' (Opacus' secure mode needs torchcsprng, which this torch lacks)"
+            "trainer.gradients = 'ghost': sums of gradients that are never written down cannot be made "
+            "exact; with privacy.noise_source = 'secure', allowed: auto, hooks"
         )
     if getattr(strategy, "split", "lyu") != "lyu" and privacy.variant != "proved":
         raise ValueError(

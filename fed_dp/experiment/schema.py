@@ -85,7 +85,7 @@ Bounds = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 EMBEDDED = ("digits", "health-daily", "health-weekly")  # these have no files
-FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "test_fraction")
+FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "gaps", "test_fraction")
 
 
 class Data(Section):
@@ -110,6 +110,7 @@ class Data(Section):
     bounds: dict[str, Bounds] | Bounds | None = None
     classes: Annotated[int, Field(ge=2)] | Words | None = None
     categories: dict[str, Words] = {}
+    gaps: bool = False  # whether values may be missing: then an input beside each number says so
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
     @model_validator(mode="after")
@@ -215,8 +216,15 @@ class Clients(Section):
 
     count: Count = 30
     fraction: Fraction = 1.0
+    quorum: Count = 1  # fewest uploads of a round; with fewer, it is not used and the run stops
     cpus: Positive = 1.0
     gpus: NonNegative = 0.0
+
+    @model_validator(mode="after")
+    def _possible_quorum(self) -> Clients:
+        if self.quorum > (asked := max(1, round(self.fraction * self.count))):
+            raise ValueError(f"clients.quorum = {self.quorum}: a round asks {asked} clients")
+        return self
 
     @model_validator(mode="after")
     def _whole_gpus(self) -> Clients:

@@ -9,7 +9,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -18,6 +18,7 @@ from fed_dp.errors import ConfigError
 from fed_dp.experiment.schema import Data, Experiment
 
 Tables = dict[str, Any]
+Valid = TypeVar("Valid", bound=BaseModel)
 _NAMED = ("trainer", "strategy", "partition", "model")  # tables whose keys depend on their name
 SHIPPED = Path(fed_dp.__file__).parent / "simulations" / "experiments"
 
@@ -38,14 +39,19 @@ def read_tables(source: str | Path) -> Tables:
                 f"shipped: {', '.join(known)}"
             )
         path = known[str(source)]
+    tables = read_toml(path)
+    tables.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
+    return tables
+
+
+def read_toml(path: Path) -> Tables:
+    """Read a TOML file."""
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    tables.setdefault("name", re.sub(r"[^A-Za-z0-9._-]+", "-", path.stem).lstrip("._-") or "experiment")
-    return tables
 
 
 def variants(tables: Tables) -> dict[str, Tables]:
@@ -148,12 +154,17 @@ def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment
     for key, name in (("trainer", "sgd"), ("strategy", "averaging")):
         if isinstance(section := tables.get(key), dict):
             section.setdefault("name", name)
+    return validated(Experiment, tables, where=where)
+
+
+def validated(model: type[Valid], tables: Mapping[str, Any], *, where: str) -> Valid:
+    """Validate tables into a model; every mistake is one line naming key, value, allowed."""
     try:
-        return Experiment.model_validate(tables)
+        return model.model_validate(tables)
     except ValidationError as error:
         lines: dict[str, list[str]] = {}
         for detail in error.errors():
-            subject, expected = _explain(dict(detail))
+            subject, expected = _explain(dict(detail), model)
             lines.setdefault(subject, []).append(expected)
         raise ConfigError(
             "\n".join(f"{where}: {subject}{' or '.join(parts)}" for subject, parts in lines.items())
@@ -178,13 +189,20 @@ def load_experiment(
     source: str | Path, assignments: Sequence[str] = (), *, wanted_profile: str | None = None
 ) -> Experiment:
     """Load one experiment; a file with several variants must be asked for one: `NAME:VARIANT`."""
+    return build(one_of(source, assignments, wanted_profile=wanted_profile), where=str(source))
+
+
+def one_of(
+    source: str | Path, assignments: Sequence[str] = (), *, wanted_profile: str | None = None
+) -> Tables:
+    """Return the tables of one experiment, with overrides; a file with several variants is refused."""
     _, found = select(source, wanted_profile)
     if len(found) > 1:
         raise ConfigError(
             f"experiment {str(source)!r} has variants ({', '.join(found)}): name one, as in "
             f"{source}:{next(iter(found))}"
         )
-    return build(override(next(iter(found.values())), assignments), where=str(source))
+    return override(next(iter(found.values())), assignments)
 
 
 def to_run_config(experiment: Experiment) -> dict[str, bool | float | int | str]:
@@ -224,10 +242,10 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _explain(detail: dict[str, Any]) -> tuple[str, str]:
+def _explain(detail: dict[str, Any], root: type[BaseModel]) -> tuple[str, str]:
     """Say what is wrong with which key, in two halves: the subject, and what was expected."""
     context = detail.get("ctx", {})
-    keys, model = _without_tags([str(part) for part in detail["loc"]])
+    keys, model = _without_tags([str(part) for part in detail["loc"]], root)
     key = ".".join(keys)
     kind = detail["type"]
     if kind == "extra_forbidden":
@@ -241,6 +259,8 @@ def _explain(detail: dict[str, Any]) -> tuple[str, str]:
         return f"{key}.name is missing", ""
     if kind == "value_error":
         return str(context["error"]), ""
+    if kind == "missing":
+        return f"{key} is missing", ""
     return f"{key} = {detail['input']!r}: expected ", _WORDS.get(kind, _plain(detail["msg"]))
 
 
@@ -276,10 +296,10 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _without_tags(path: list[str]) -> tuple[list[str], type[BaseModel] | None]:
+def _without_tags(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
     """Drop what pydantic adds to a location (union tags, types); find the model it points into."""
     keys: list[str] = []
-    model: type[BaseModel] | None = Experiment
+    model: type[BaseModel] | None = root
     members: dict[str, type[BaseModel]] = {}
     for part in path:
         if part in members:

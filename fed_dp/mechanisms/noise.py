@@ -134,18 +134,31 @@ class SecureNoise:
         if largest / _grid(scale) >= MOST:
             raise PrivacyError(f"noise of scale {scale:g} is too small for values up to {largest:g}")
 
-    def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
-        grid = _grid(scale)
-        whole = np.trunc(np.ravel(values).astype(np.float64) / grid)
-        if whole.size and not np.abs(whole).max() < MOST:
+    def whole(self, values: Reals, *, scale: float) -> Integers:
+        """Cut values towards zero to whole multiples of what noise of this scale is added to.
+
+        Sums of these are exact, so that what bounds one of them bounds its part of a sum.
+        """
+        found = np.trunc(np.asarray(values, np.float64) / _grid(scale))
+        if found.size and not np.abs(found).max() < MOST:
             raise PrivacyError(
                 f"noise of scale {scale:g} is too small for values of this size; nothing was sent"
             )
+        return found.astype(np.int64)
+
+    def gaussian_on_whole(self, whole: Integers, *, scale: float) -> NDArray[np.float64]:
+        """Add discrete Gaussian noise to (sums of) whole multiples."""
+        dp = self._dp
+        return self._noisy(whole, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
+
+    def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
+        return self._noisy(self.whole(values, scale=scale), scale, metric, make)
+
+    def _noisy(self, whole: Integers, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
+        grid = _grid(scale)
         domain = self._dp.vector_domain(self._dp.atom_domain(T="i64"))
-        noisy = (
-            make(domain, metric, scale=scale / grid)(whole.astype(np.int64).tolist()) if whole.size else []
-        )
-        return np.asarray(noisy, np.float64).reshape(np.shape(values)) * grid
+        noisy = make(domain, metric, scale=scale / grid)(whole.ravel().tolist()) if whole.size else []
+        return np.asarray(noisy, np.float64).reshape(whole.shape) * grid
 
 
 def _grid(scale: float) -> float:

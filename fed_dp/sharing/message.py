@@ -19,6 +19,8 @@ WEIGHTS, CHANGE = "weights", "change"
 ROUND, RECORDS, EVENTS, MARK, DEVICE = "round", "records", "events", "mark", "device"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config …
 SIMULATED = "simulated"  # … where our own Grid says that it is a virtual one
+SCORES = "scores"  # of what a site says of itself: whether it tells how well a model does there
+SITE = "site"  # of a node's own config: a deployed site's own file
 LEDGER = "ledger"  # of a node's own config: a deployed site's file; of its state: a virtual client's account
 WIRE = "fed_dp.sharing.codec"  # Flower's name of how an array is written
 

@@ -33,11 +33,16 @@ class Marks:
 
     def of(self, sites: Sequence[Site], otherwise: Sequence[str]) -> list[str]:
         """Return each site's mark: the one remembered, or else what the run itself has seen."""
-        return [self._known.get(site.ledger, mark) for site, mark in zip(sites, otherwise, strict=True)]
+        return [self._known.get(_whose(site), mark) for site, mark in zip(sites, otherwise, strict=True)]
 
     def keep(self, sites: Sequence[Site], marks: Sequence[str]) -> None:
         """Remember the marks of real sites."""
-        new = {site.ledger: mark for site, mark in zip(sites, marks, strict=True) if site.ledger and mark}
+        new = {_whose(site): mark for site, mark in zip(sites, marks, strict=True) if site.ledger and mark}
         if new and not new.items() <= self._known.items():
             self._known |= new
             write_atomically(self._path, json.dumps(self._known, indent=2).encode())
+
+
+def _whose(site: Site) -> str:
+    """Return whose mark it is: a site says which ledger it has, but its name follows from its key."""
+    return f"{site.name}:{site.ledger}" if site.name else site.ledger

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from fed_dp.accounting import Event, Statement, from_json, spread, statement, to
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment, Functional
-from fed_dp.experiment.federation import Federation, federation
+from fed_dp.experiment.federation import Federation, at_server, federation
 from fed_dp.experiment.release import Agreement, agreement, amount, budget_of
 from fed_dp.experiment.saved import SavedModel
 from fed_dp.experiment.schema import Natural
@@ -28,7 +28,9 @@ from fed_dp.strategies.averaging import Averaging
 from fed_dp.strategies.baselines import Centralised, Standalone
 from fed_dp.strategies.dssgd import Dssgd
 from fed_dp.strategies.marks import Marks
+from fed_dp.strategies.patient import Deployment, Patient
 from fed_dp.strategies.run_folder import Line, RunFolder
+from fed_dp.strategies.site_scores import scores_of_sites
 from fed_dp.strategies.site_strategy import NO_REPLY, SiteStrategy
 from fed_dp.strategies.sites import Site, discover
 from fed_dp.strategies.statistics import Statistics
@@ -82,28 +84,39 @@ class Silent:
         """Do nothing."""
 
 
-def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: Observer) -> dict[str, Any]:
-    """Run all rounds that are not done yet; return the summary, which is also in the folder."""
+def run_rounds(
+    experiment: Experiment,
+    grid: Grid,
+    folder: RunFolder,
+    observer: Observer,
+    deployment: Deployment | None = None,
+) -> dict[str, Any]:
+    """Run all rounds that are not done yet; return the summary, which is also in the folder.
+
+    With a `deployment`, sites are real: they may come and go, and have the records; the server has not.
+    """
     use_one_thread()
-    members = federation(experiment)
+    real = deployment is not None
+    members = federation(experiment) if deployment is None else at_server(experiment, path=deployment.data)
     data = members.dataset
     network = (experiment.model.name, data.shape, data.classes)
     options = experiment.network
     evaluator = Evaluator(*network, data.inputs(data.test), data.test.y, options)
-    sites = discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
+    sites = _discovered(experiment, grid, deployment)
     strategy = _strategy(experiment, members, starting_weights(experiment, members), sites)
-    turns = _turns(experiment, strategy, grid)
+    turns = _turns(experiment, strategy, grid, real=real)
     fingerprint = data.fingerprint()
     if folder.same_data(fingerprint) and experiment.private:
-        _check_repeatable(experiment, folder, turns)
+        _check_repeatable(experiment, folder, turns, real=real)
     done, lines = _resume(folder, strategy, observer)
     seen = Marks(folder.path.parent)
     strategy.marks = seen.of(sites, strategy.marks)
     events: dict[int, list[Event]] = defaultdict(list)
-    for line in lines:
-        for event in from_json(line["events"]):
-            events[event.client].append(event)
-            strategy.booked.add((event.client, event.round))
+    if real:  # also of rounds that came to nothing
+        strategy.noted = folder.note
+    for mark, event in folder.noted() if real else _booked(lines):
+        events[event.client].append(event)
+        strategy.booked.add((event.client, event.round, mark))
     observer.started(experiment, folder.path, done)
     for turn in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
@@ -122,18 +135,42 @@ def run_rounds(experiment: Experiment, grid: Grid, folder: RunFolder, observer: 
         observer.round_done(line)
     summary = _summary(experiment, members, strategy, lines, events)
     summary["data"]["sha256"] = fingerprint
-    summary["by_owner"] = _by_owner(experiment, members, strategy, evaluator)
+    summary["by_owner"] = (
+        scores_of_sites(grid, strategy) if real else _by_owner(experiment, members, strategy, evaluator)
+    )
     if experiment.strategy.name != "standalone":  # which has as many models as sites
         folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())
     folder.finish(summary)
     return summary
 
 
-def _check_repeatable(experiment: Experiment, folder: RunFolder, turns: Turns) -> None:
-    """Refuse to resume a private run whose last turns cannot be repeated with the same noise."""
+def _booked(lines: Sequence[Line]) -> Iterator[tuple[str, Event]]:
+    """Yield what earlier rounds released; these are never asked for again, so that no mark is needed."""
+    for line in lines:
+        for event in from_json(line["events"]):
+            yield "", event
+
+
+def _discovered(experiment: Experiment, grid: Grid, deployment: Deployment | None) -> tuple[Site, ...]:
+    if deployment is None:
+        return discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
+    return discover(
+        grid,
+        expected=experiment.nodes,
+        timeout=deployment.join_timeout,
+        quorum=experiment.clients.quorum,
+        keys=deployment.keys,
+    )
+
+
+def _check_repeatable(experiment: Experiment, folder: RunFolder, turns: Turns, *, real: bool) -> None:
+    """Refuse to resume a private run whose last turns cannot be repeated with the same noise.
+
+    Real sites keep what they sent: they repeat it, or pay again.
+    """
     if isinstance(turns, FreeRunning):
         what = "strategy.exchange = 'free_running'"
-    elif experiment.privacy.noise_source == "secure":
+    elif experiment.privacy.noise_source == "secure" and not real:
         what = "privacy.noise_source = 'secure'"
     else:
         return
@@ -148,6 +185,7 @@ def _strategy(
 ) -> SiteStrategy:
     options: dict[str, Any] = {
         "fraction": experiment.clients.fraction,
+        "quorum": experiment.clients.quorum,
         "seed": experiment.seed,
         "agreements": [agreement(experiment, client=site.client, size=weights.size) for site in sites],
     }
@@ -169,10 +207,12 @@ def _solving(experiment: Experiment, members: Federation, agreed: Agreement | No
     }
 
 
-def _turns(experiment: Experiment, strategy: SiteStrategy, grid: Grid) -> Turns:
+def _turns(experiment: Experiment, strategy: SiteStrategy, grid: Grid, *, real: bool) -> Turns:
     timeout = experiment.round_timeout
     if isinstance(strategy, Dssgd) and strategy.options.exchange == "free_running":
         return FreeRunning(strategy, grid, rounds=experiment.rounds, timeout=timeout)
+    if real:
+        return Patient(strategy, grid, timeout=timeout)
     return Waves(strategy, grid, timeout=timeout)
 
 
@@ -248,17 +288,21 @@ def _summary(
     came_late = sum(line["late"] for line in lines)
     late = sum(why == NO_REPLY for line in lines for why in line["failures"].values()) - came_late
     refused = sum(
-        any(word in why for word in ("over the budget", "ledger "))
+        any(word in why for word in ("over the budget", "ledger ", "this site"))
         for line in lines
         for why in line["failures"].values()
     )
-    cost = _statement(experiment, members, events, late, refused)
+    cost = _statement(experiment, members, strategy.sites, events, late, refused)
     summary: dict[str, Any] = {
         "experiment": experiment.name,
         "digest": experiment.digest,
         "data": {
             "name": members.dataset.name,
-            "train": len(np.unique(np.concatenate(members.parts))),
+            "train": (
+                len(np.unique(np.concatenate(members.parts)))
+                if members.parts
+                else sum(site.records for site in strategy.sites)
+            ),
             "test": len(members.dataset.test),
             "partition": experiment.data.partition.name,
             "notes": list(members.notes),
@@ -339,7 +383,12 @@ def _all_staleness(lines: Sequence[Line]) -> dict[str, float] | None:
 
 
 def _statement(
-    experiment: Experiment, members: Federation, events: dict[int, list[Event]], late: int, refused: int
+    experiment: Experiment,
+    members: Federation,
+    sites: Sequence[Site],
+    events: dict[int, list[Event]],
+    late: int,
+    refused: int,
 ) -> Statement | None:
     budget = budget_of(experiment)
     if budget is None:
@@ -349,8 +398,9 @@ def _statement(
         delta=budget.delta,
         budget_epsilon=budget.epsilon,
         sites_per_record=members.sites_per_record,
-        smallest_site=min(map(len, members.parts)),
+        smallest_site=min((site.records for site in sites if site.records), default=1),
         rounds=experiment.rounds,
         late=late,
         refused=refused,
+        deployed=not members.parts,
     )

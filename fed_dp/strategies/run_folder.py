@@ -4,7 +4,8 @@ experiment.toml   the resolved experiment, with its digest
 metrics.jsonl     one line per round, flushed
 data.sha256       which records it is about
 checkpoint/       server state after the last finished round
-ledgers.sqlite    what each private client has spent
+ledgers.sqlite    what each private client has spent; of real sites, whose ledgers are their own:
+releases.jsonl    what their uploads released, noted as they came
 model.npz         the trained model
 summary.json      the result; its presence says that the run is finished
 """
@@ -16,7 +17,7 @@ import os
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,12 +25,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import tomli_w
 
+from fed_dp.accounting import Event, from_json, to_json
 from fed_dp.errors import ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.saved import NAME as MODEL
 
 Line = dict[str, Any]
 LEDGERS = "ledgers.sqlite"
+RELEASES = "releases.jsonl"
 
 
 class RunFolder:
@@ -112,6 +115,26 @@ class RunFolder:
         write_atomically(self.path / "metrics.jsonl", text.encode())
         return kept
 
+    # --------------------------------------------------------------------------- releases
+
+    def note(self, mark: str, events: Sequence[Event]) -> None:
+        """Note, on disk, what a real site's upload released: it counts, whatever becomes of its round."""
+        with (self.path / RELEASES).open("a", encoding="utf-8") as out:
+            out.write(json.dumps([mark, to_json(events)]) + "\n")
+            out.flush()
+            os.fsync(out.fileno())
+
+    def noted(self) -> Iterator[tuple[str, Event]]:
+        """Yield what was noted; a line that was half written is of an upload that was not used."""
+        path = self.path / RELEASES
+        for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+            try:
+                mark, events = json.loads(text)
+            except ValueError:
+                continue
+            for event in from_json(events):
+                yield str(mark), event
+
     # ------------------------------------------------------------------------- checkpoint
 
     def save(self, done: int, state: Mapping[str, np.ndarray]) -> None:
@@ -123,18 +146,24 @@ class RunFolder:
             if number.isdigit() and int(number) < done:
                 old.unlink(missing_ok=True)
 
+    @property
+    def done(self) -> int:
+        """How many rounds are checkpointed."""
+        last = self._checkpoint()
+        return 0 if last is None else int(last.stem.rpartition("-")[2])
+
     def latest(self) -> tuple[int, dict[str, np.ndarray]] | None:
         """Return the last checkpoint: how many rounds are done, and the server state."""
-        found = sorted((self.path / "checkpoint").glob("server-*.npz"))
-        if not found:
+        if (last := self._checkpoint()) is None:
             return None
         try:
-            with found[-1].open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
-                return int(found[-1].stem.rpartition("-")[2]), dict(archive)
+            with last.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
+                return int(last.stem.rpartition("-")[2]), dict(archive)
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-            raise ResumeError(
-                f"{found[-1]} is damaged ({error}): delete it and resume, or start anew"
-            ) from None
+            raise ResumeError(f"{last} is damaged ({error}): delete it and resume, or start anew") from None
+
+    def _checkpoint(self) -> Path | None:
+        return max((self.path / "checkpoint").glob("server-*.npz"), default=None)
 
     def summary(self) -> dict[str, Any]:
         """Read the summary of a finished run."""

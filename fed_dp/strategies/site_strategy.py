@@ -6,12 +6,13 @@ it does is post-processing. An upload that is not valid is refused by name and c
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -29,6 +30,7 @@ from fed_dp.strategies.sites import Site
 State = dict[str, np.ndarray]
 Place = tuple[int, int]  # client, turn
 NO_REPLY = "no reply in time"
+ABSENT = "not there when the run began"
 _LONGEST = 300  # characters of a site's reason that are kept
 
 
@@ -58,6 +60,12 @@ class Question:
     site: Site
     turn: int
     version: int  # of the state that was sent
+    copies: list[Message] = field(default_factory=list)  # by which it was asked again
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of all messages that ask it."""
+        return [message.metadata.message_id for message in (self.message, *self.copies)]
 
     @property
     def place(self) -> Place:
@@ -83,15 +91,18 @@ class SiteStrategy(Strategy):
         sites: Sequence[Site],
         *,
         fraction: float = 1.0,
+        quorum: int = 1,
         seed: int = 0,
         agreements: Sequence[Agreement | None] = (),
     ) -> None:
         self.weights = weights
         self.sites = tuple(sites)
-        self.fraction, self.seed = fraction, seed
+        self.fraction, self.quorum, self.seed = fraction, quorum, seed
+        self.counted = all(site.records for site in self.sites if site.node)  # else all weigh the same
         self.agreements = agreements or [None] * len(self.sites)
         self.marks = [""] * len(self.sites)  # of each site's ledger, as last seen
-        self.booked: set[Place] = set()  # whose events of which turn are in the total
+        self.booked: set[tuple[int, int, str]] = set()  # whose events of which turn, under which mark
+        self.noted: Callable[[str, Sequence[Event]], None] | None = None  # told of releases as they come
         self.tally = Tally()
         self._asked: list[Question] = []
         self._whole: ArrayRecord | None = None
@@ -155,6 +166,9 @@ class SiteStrategy(Strategy):
         self._whole = None
         messages = []
         for site in sites:
+            if not site.node:
+                self.tally.failed[site.client, server_round] = ABSENT
+                continue
             content, count, version = self.download(server_round, site)
             self.tally.asked += 1
             if self.shares:
@@ -167,13 +181,27 @@ class SiteStrategy(Strategy):
             messages.append(message)
         return messages
 
+    def again(self, question: Question) -> Message:
+        """Return another message that asks the same: whichever is answered first counts."""
+        first = question.message
+        copy = Message(
+            first.content, question.site.node, first.metadata.message_type, group_id=first.metadata.group_id
+        )
+        question.copies.append(copy)
+        return copy
+
+    def waiting(self, messages: Sequence[Message]) -> list[Question]:
+        """Return the questions that these messages ask."""
+        wanted = {id(message) for message in messages}
+        return [question for question in self._asked if id(question.message) in wanted]
+
     def receive(self, replies: Iterable[Message]) -> list[Question]:
         """Check every reply, let the valid uploads change the state; return what has been answered.
 
         A reply counts once, for the message it answers; anything else is counted and dropped.
         """
         answered: list[Question] = []
-        waiting = {question.message.metadata.message_id: question for question in self._asked}
+        waiting = {identity: question for question in self._asked for identity in question.ids}
         valid: list[tuple[Question, Upload]] = []
         for reply in replies:
             identity = reply.metadata.reply_to_message_id or "?"
@@ -184,12 +212,14 @@ class SiteStrategy(Strategy):
             ):
                 self.tally.repeated += 1
                 continue
-            answered.append(waiting.pop(identity))
+            answered.append(question)
+            for each in question.ids:
+                waiting.pop(each, None)
             try:
                 valid.append((question, self._checked(question, reply)))
             except FedDpError as error:
                 self.tally.failed[question.place] = str(error)
-        self._asked = list(waiting.values())
+        self._asked = list({id(question): question for question in waiting.values()}.values())
         self.tally.uploads += len(valid)
         self.combine(sorted(valid, key=lambda pair: pair[0].site.client))
         return answered
@@ -203,12 +233,14 @@ class SiteStrategy(Strategy):
     def finish(self, server_round: int) -> None:
         """End a round.
 
-        Raises EmptyRound when nobody uploaded: an unchanged model is never passed off as a result.
+        Raises EmptyRound when nobody uploaded: an unchanged model is never passed off as a result. So
+        it does when fewer uploaded than the quorum: then nothing of the round is kept.
         """
-        if not self.tally.uploads:
-            failed = self.tally.failed
+        if self.tally.uploads < self.quorum:
+            failed, uploads = self.tally.failed, self.tally.uploads
             why = "".join(f"; client {client}: {reason}" for (client, _), reason in list(failed.items())[:1])
-            raise EmptyRound(f"round {server_round}: none of {len(failed)} clients uploaded{why}")
+            told = "none" if not uploads else f"only {uploads} (clients.quorum = {self.quorum})"
+            raise EmptyRound(f"round {server_round}: {told} of {uploads + len(failed)} clients uploaded{why}")
 
     # ------------------------------------------------------------------ Flower's four hooks
 
@@ -252,13 +284,14 @@ class SiteStrategy(Strategy):
 
     def _checked(self, question: Question, reply: Message) -> Upload:
         if reply.has_error():
-            raise UploadRefused((reply.error.reason or f"error code {reply.error.code}")[:_LONGEST])
+            raise UploadRefused(reason_of(reply.error)[:_LONGEST])
         content, site = reply.content, question.site
         try:
             told = content.config_records[names.CONFIG]
             names.check_round(told[names.ROUND], asked=question.turn)
-            self._book(question, str(told[names.EVENTS]))  # the server has it: spent, good or bad
-            self.marks[site.client] = str(told.get(names.MARK, ""))[:_LONGEST]
+            mark = str(told.get(names.MARK, ""))[:_LONGEST]
+            self._book(question, str(told[names.EVENTS]), mark)  # the server has it: spent, good or bad
+            self.marks[site.client] = mark
             array = content.array_records[names.ARRAYS][names.CHANGE]
             records = content.metric_records[names.METRICS][names.RECORDS]
         except KeyError as error:
@@ -268,14 +301,20 @@ class SiteStrategy(Strategy):
         update = decode(array.data, size=size, most=min(most, size) if self.sparse else size, bound=bound)
         if len(update) < update.size and not self.sparse:
             raise UploadRefused(f"too few: {len(update)} coordinates, all {update.size} are expected")
-        upload = Upload(update, names.check_records(records, announced=site.records))
+        told_records = names.check_records(records, announced=site.records)
+        upload = Upload(update, told_records if self.counted else 1)
         self.tally.devices.add(str(told.get(names.DEVICE, "unknown"))[:_LONGEST])
         if self.shares:
             self.tally.bytes_uploaded += _bytes(content.array_records[names.ARRAYS])
             self.tally.bound_uploaded += information_bound(update.size, len(update), self.value_bytes)
         return upload
 
-    def _book(self, question: Question, text: str) -> None:
+    def _book(self, question: Question, text: str, mark: str) -> None:
+        """Put what an upload tells it released into the total, once.
+
+        The same upload comes with the same mark. One of the same turn with another mark is another release:
+        the site was asked twice, from other weights. What is told of stages is told in every later turn, too.
+        """
         events = from_json(text)
         agreed, client = self.agreements[question.site.client], question.site.client
         if agreed is not None and agreed.stages:
@@ -294,9 +333,12 @@ class SiteStrategy(Strategy):
                     f"it released {event.release} ({event.guarantee}, {event.noise_source}), agreed was "
                     f"{own.release} ({own.guarantee}, {own.noise_source})"
                 )
-        new = [event for event in events if (client, event.round) not in self.booked]
-        self.booked |= {(client, event.round) for event in new}
+        which = "" if agreed is not None and agreed.stages else mark
+        new = [event for event in events if (client, event.round, which) not in self.booked]
+        self.booked |= {(client, event.round, which) for event in new}
         self.tally.events += new
+        if new and self.noted is not None:
+            self.noted(which, new)
 
     def _check_stages(self, question: Question, events: Sequence[Event], agreed: Agreement) -> None:
         """Hold a site to telling stages it has released up to now, each once, and its turn's among them."""
@@ -307,6 +349,16 @@ class SiteStrategy(Strategy):
             raise UploadRefused(
                 f"no event of stage {agreed.stage(question.turn)}: what the upload rests on was not released"
             )
+
+
+def reason_of(error: Error) -> str:
+    """Return why a site sent an error; Flower wraps what an app raised as <class 'x'>:<'why'>."""
+    reason = error.reason or f"error code {error.code}"
+    wrapped = re.fullmatch(r"<class '(.*?)'>:<'(.*)'>", reason, re.DOTALL)
+    if wrapped is None:
+        return reason
+    kind, why = wrapped.groups()
+    return why if kind.startswith("fed_dp.") else f"{kind.rpartition('.')[2]}: {why}"
 
 
 def record(download: Vector | SparseUpdate) -> ArrayRecord:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fed_dp.errors import ResumeError
+from fed_dp.errors import ResumeError, RunError
 from fed_dp.mechanisms.statistics import Amount
 from fed_dp.models import Solver, Vector
 from fed_dp.sharing.message import Upload
@@ -34,6 +34,11 @@ class Statistics(SiteStrategy):
         **rest: Any,
     ) -> None:
         super().__init__(weights, sites, **rest)
+        if not self.counted:
+            raise RunError(
+                "strategy.name = 'statistics' needs the number of records of every site (share.records in "
+                "its file)"
+            )
         self._solver, self._amounts, self._ridge = solver, amounts, ridge
         self._stage = 0
         self._sum = np.zeros(0)
@@ -75,7 +80,7 @@ class Statistics(SiteStrategy):
 
     def finish(self, server_round: int) -> None:
         """End a round: it may pass without an upload once the statistic is there."""
-        if not self._sent.any():
+        if self._sent.sum() < self.quorum:
             super().finish(server_round)
 
     def state(self) -> State:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fed_dp.errors import EmptyRound
@@ -31,10 +33,17 @@ class Waves:
         strategy = self._strategy
         strategy.begin(server_round)
         for wave in strategy.waves(server_round):
-            messages = strategy.ask(server_round, wave)
-            strategy.receive(self._grid.send_and_receive(messages, timeout=self._timeout))
+            strategy.receive(self.exchange(self.ask(server_round, wave)))
             strategy.abandon()
         strategy.finish(server_round)
+
+    def ask(self, server_round: int, wave: Sequence[Site]) -> list[Message]:
+        """Return what the sites of a wave are asked."""
+        return self._strategy.ask(server_round, wave)
+
+    def exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
+        """Send the messages and return the replies that come in time."""
+        return self._grid.send_and_receive(messages, timeout=self._timeout) if messages else []
 
 
 class FreeRunning:

@@ -27,6 +27,7 @@ from fed_dp.accounting import (
     statement,
     to_json,
 )
+from fed_dp.accounting.statement import protects, standing
 from fed_dp.errors import PrivacyError
 
 DELTA = 1e-5
@@ -259,3 +260,15 @@ def test_a_delta_that_protects_nobody_is_warned_of() -> None:
     found = state(events, smallest=200_000)
     assert found is not None
     assert "not below 1/200000" in found.lines()[-1]
+
+
+def test_charges_for_different_neighbours_are_told_apart() -> None:
+    record = Event(Laplace(1.0), "statistics", 1, 0, "secure")
+    other = Event(Laplace(1.0), "svm", 1, 0, "secure")
+    assert protects([record, record]) == "add/remove one record"
+    both = protects([record, other])
+    assert both.startswith("add/remove one record and replace one record")
+    assert "counts up to twice" in both
+    claimed = Event(Laplace(1.0), "dpa_paper", 1, 0, "simulation")
+    assert standing([record]) == "proved; neighbours: add/remove one record"
+    assert standing([record, claimed]).startswith("claimed; ")  # the weakest decides

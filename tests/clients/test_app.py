@@ -10,6 +10,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fed_dp.clients import app as client_app
+from fed_dp.clients import memory
 from fed_dp.clients.trainer import Fit
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation
@@ -176,7 +177,7 @@ def test_a_site_that_downloads_a_part_goes_on_from_its_own_parameters() -> None:
     some.overwrite(mixed)
     third = change(train(nodes, encode(some), turn=3), size).values
     assert change(train(other, mixed, turn=3), size).values.tobytes() == third.tobytes()
-    assert client_app.LOCAL not in other.contexts[1].state  # who downloads all keeps nothing
+    assert memory.LOCAL not in other.contexts[1].state  # who downloads all keeps nothing
 
 
 def test_float16_halves_the_values_on_the_wire() -> None:

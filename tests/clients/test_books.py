@@ -127,7 +127,8 @@ def test_a_site_that_fails_after_the_charge_has_paid(ledger: Ledger, monkeypatch
 
 def test_a_site_with_a_ledger_takes_part_in_nothing_that_is_not_private(ledger: Ledger) -> None:
     with pytest.raises(
-        PrivacyError, match=r"'sgd' adds no noise, and this site has a ledger.*Nothing was sent"
+        PrivacyError,
+        match=r"'sgd' adds no noise: this site takes part in private .* alone.*nothing was sent",
     ):
         Deployed(small(), ledger.path).answer()
     with pytest.raises(PrivacyError, match=r"is refuted .*releases only what is proved"):
@@ -144,13 +145,15 @@ def test_what_is_wrong_with_a_site_s_records_stays_at_the_site(tmp_path: Path, l
         "classes": ["no", "yes"],
         "bounds": [0, 120],
     }
-    site = Deployed(secure(data=data, clients={"count": 1}), ledger.path)
+    site = Deployed(secure(data=data, clients={"count": 1}), None)
     question = Message(RecordDict(), 1, MessageType.QUERY, group_id="0")
     for simulated in (False, True):
         node = {**site.node, **({names.SIMULATED: True} if simulated else {})}
         with pytest.raises(DataError) as caught:
             client_app.app(question, Context(RUN_ID, 1, node, RecordDict(), site.config))
         assert ("Mrs 0" in str(caught.value)) == simulated
+    with pytest.raises(PrivacyError, match="not for a server to say"):  # it has a ledger, and no file
+        Deployed(secure(data=data, clients={"count": 1}), ledger.path).answer()
 
 
 def used_and_charged(selection: str, variant: str = "proved") -> tuple[float, float]:

@@ -261,6 +261,6 @@ def test_what_is_only_claimed_or_not_noised_is_refused_where_there_is_a_ledger(l
     with pytest.raises(PrivacyError, match="seeded"):
         Deployed(claimed, ledger.path).answer()
     plain = experiment(trainer={"name": "dpa", "perturb": False}, privacy={})
-    with pytest.raises(PrivacyError, match="adds no noise, and this site has a ledger"):
+    with pytest.raises(PrivacyError, match="adds no noise: this site takes part in private experiments"):
         Deployed(plain, ledger.path).answer()
     assert ledger.read()[0].number == 0

@@ -43,7 +43,7 @@ def made(*settings: str) -> Experiment:
         (["clients.count=0"], ["clients.count = 0", "greater than or equal to 1"]),
         (
             ["clients.cont=3"],
-            ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, cpus, gpus"],
+            ["unknown key clients.cont = 3", "did you mean 'count'", "fraction, quorum, cpus, gpus"],
         ),
         (["clients.gpus=1.5"], ["clients.gpus = 1.5", "whole number"]),
         (["surprise=1"], ["unknown key surprise = 1", "allowed: name", "rounds"]),
@@ -77,7 +77,11 @@ def made(*settings: str) -> Experiment:
         ),
         ([*PRIVATE, "privacy.delta=1"], ["privacy.delta = 1", "less than 1"]),
         ([*PRIVATE, "privacy.variant=paper"], ["privacy.variant = 'paper'", "only 'proved'"]),
-        ([*PRIVATE, "privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "torchcsprng"]),
+        (
+            [*PRIVATE, "privacy.noise_source=secure", "trainer.gradients=ghost"],
+            ["trainer.gradients = 'ghost'", "cannot be made exact"],
+        ),
+        (["clients.count=3", "clients.quorum=4"], ["clients.quorum = 4", "asks 3 clients"]),
         (["strategy.upload_fraction=0.1"], ["strategy.upload_fraction = 0.1", "only 'dssgd' has it"]),
         (["trainer.clip=1"], ["unknown key trainer.clip = 1", "only 'psgd' has it"]),
         ([*DSSGD, "strategy.exchange=chaos"], ["strategy.exchange = 'chaos'", "'round_robin'"]),

@@ -31,7 +31,7 @@ class Faulty(InProcessGrid):
     """Real clients behind a bad network: what client k does in round r is `faults[k, r]`."""
 
     def __init__(self, experiment: Experiment, faults: dict[tuple[int, int], str]) -> None:
-        super().__init__(CLIENTS, dict(to_run_config(experiment)), app)
+        super().__init__(experiment.nodes, dict(to_run_config(experiment)), app)
         self._faults = faults
 
     def send_and_receive(

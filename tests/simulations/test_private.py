@@ -129,7 +129,10 @@ def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_pa
     assert "over the budget of 4" in lines[1]["failures"]["1"]
     cost = summary["privacy"]
     assert cost["epsilon_by_site"] == {"min": 2.0, "median": 4.0, "max": 4.0}
-    assert "1 client-rounds went on without a site whose budget or ledger refused" in cost["warnings"][-1]
+    assert (
+        "1 client-rounds went on without a site whose budget, ledger or own file refused"
+        in cost["warnings"][-1]
+    )
     books = client_app.virtual_books(grid.contexts[2])
     assert books is not None
     assert books.account.number == 2

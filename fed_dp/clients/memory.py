@@ -1,0 +1,121 @@
+"""What a client keeps between its turns and never sends: a trainer's state, its own parameters.
+
+(The latter where it downloads a part only.) A virtual client keeps it in its Flower Context. A deployed site
+keeps it on disk, because a Context is lost when the site restarts; each turn has a file of its own, so
+that a turn that is repeated begins where it began the first time.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, MetricRecord
+
+from fed_dp.clients.trainer import State
+from fed_dp.errors import PrivacyError
+from fed_dp.models import Vector
+
+STATE, LOCAL = "trainer", "local"  # the records of a Context, and the parts of a file
+
+
+class Memory(Protocol):
+    """Where it is kept."""
+
+    def state(self) -> State:
+        """Return the trainer's state; empty before the first turn."""
+        ...
+
+    def own(self) -> Vector | None:
+        """Return the client's own parameters; None before the first turn."""
+        ...
+
+    def keep(self, state: State, own: Vector | None) -> None:
+        """Keep both for the next turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class InContext:
+    """A virtual client's, or a site's that has no folder for it: lasts as long as its node runs."""
+
+    context: Context
+
+    def state(self) -> State:
+        """Read the trainer's state."""
+        record = self.context.state.get(STATE)
+        if not isinstance(record, MetricRecord):
+            return {}
+        return {key: [float(v) for v in values] for key, values in record.items() if isinstance(values, list)}
+
+    def own(self) -> Vector | None:
+        """Read the client's own parameters."""
+        record = self.context.state.get(LOCAL)
+        return record[LOCAL].numpy() if isinstance(record, ArrayRecord) else None
+
+    def keep(self, state: State, own: Vector | None) -> None:
+        """Write both."""
+        self.context.state[STATE] = MetricRecord({key: list(values) for key, values in state.items()})
+        if own is not None:
+            self.context.state[LOCAL] = ArrayRecord({LOCAL: Array(own)})
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """A deployed site's: one file for each of an experiment's last two turns, readable by its owner alone."""
+
+    folder: Path
+    experiment: str  # the digest
+    turn: int  # the one that is being taken
+
+    def state(self) -> State:
+        """Read the trainer's state as it was after the turn before."""
+        return {
+            key.removeprefix(f"{STATE}."): [float(v) for v in values]
+            for key, values in self._before().items()
+            if key != LOCAL
+        }
+
+    def own(self) -> Vector | None:
+        """Read the site's own parameters as they were after the turn before."""
+        return self._before().get(LOCAL)
+
+    def keep(self, state: State, own: Vector | None) -> None:
+        """Write this turn's file; drop those that no repetition can need."""
+        parts = {f"{STATE}.{key}": np.array(values) for key, values in state.items()}
+        if own is not None:
+            parts[LOCAL] = own
+        if not parts:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = self._path(self.turn)
+        partial = path.with_suffix(".part")
+        with open(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as out:
+            np.savez(out, **parts)  # type: ignore[arg-type]
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(path)
+        earlier = [turn for turn in self._turns() if turn < self.turn]
+        for turn in earlier[:-1]:
+            self._path(turn).unlink(missing_ok=True)
+
+    def _before(self) -> dict[str, Vector]:
+        earlier = [turn for turn in self._turns() if turn < self.turn]
+        if not earlier:
+            return {}
+        path = self._path(earlier[-1])
+        try:
+            with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
+                return dict(archive)
+        except Exception as error:  # damaged: whatever it holds stays unsaid
+            raise PrivacyError(f"{path} is damaged ({type(error).__name__}); nothing was sent") from None
+
+    def _path(self, turn: int) -> Path:
+        return self.folder / f"{self.experiment[:16]}-{turn:06d}.npz"
+
+    def _turns(self) -> list[int]:
+        found = self.folder.glob(f"{self.experiment[:16]}-*.npz") if self.folder.is_dir() else ()
+        return sorted(int(path.stem.rpartition("-")[2]) for path in found)

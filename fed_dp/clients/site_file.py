@@ -1,0 +1,137 @@
+"""A deployed site's own file: what it is, where its records are, and the most it will do for a server.
+
+No server can change it. Whatever a server asks for beyond it is refused, and nothing is sent.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from fed_dp.accounting import GUARANTEES, Budget, Ledger
+from fed_dp.errors import ConfigError, SiteRefused
+from fed_dp.experiment import Dssgd, Experiment, read_toml, validated
+from fed_dp.experiment.release import Agreement
+from fed_dp.experiment.schema import PRIVATE_TRAINERS, Section
+from fed_dp.sharing.update import LARGEST
+
+FILE = "site.toml"
+Names = Annotated[tuple[str, ...], Field(strict=False)]
+
+
+def site_path(path: Path) -> Path:
+    """Return where a site's file is: the path itself, or in the folder that it names."""
+    return (path / FILE if path.is_dir() else path).absolute()
+
+
+class OwnData(Section):
+    """Where the site's records are: a folder as an experiment's data.path, of this site's records alone."""
+
+    path: str
+
+
+class OwnBudget(Section):
+    """What the ledger was made with; a ledger that says otherwise is another one."""
+
+    epsilon: float
+    delta: float = 0.0
+
+
+class Allow(Section):
+    """The most that the site will do."""
+
+    trainers: Names = ("sgd", *PRIVATE_TRAINERS)
+    upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
+    bound: Annotated[float, Field(gt=0, le=LARGEST)] = LARGEST  # γ
+    without_noise: bool = False  # whether it takes part in what protects nobody
+
+
+class Share(Section):
+    """What the server may learn beside the uploads. Neither is protected by noise."""
+
+    records: bool = True  # their number; without it, all sites weigh the same
+    metrics: bool = False  # scores on the site's own test records; the training loss where there is no noise
+
+
+class SiteFile(Section):
+    """One site. Relative paths are relative to the file's own folder."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = "site"
+    client: Annotated[int, Field(ge=0)]  # its number in every experiment
+    ledger: str = "ledger.sqlite"
+    memory: str | None = None  # a folder for what it keeps between rounds; without it: while it runs
+    server: str = ""  # host:port
+    authority: str = "ca.crt"  # whose certificate the server must have
+    key: str = "site.key"  # the site's own, by which the server knows it
+    heartbeat: Annotated[float, Field(ge=10, le=1800, strict=False)] = 10.0  # seconds
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # on loopback, between its own processes; 0: any
+    data: OwnData | None = None
+    budget: OwnBudget | None = None
+    allow: Allow = Allow()
+    share: Share = Share()
+
+    @classmethod
+    def read(cls, path: Path) -> SiteFile:
+        """Read a site's file, or the one in a site's folder."""
+        path = site_path(path)
+        site = validated(cls, read_toml(path), where=str(path))
+        if unknown := set(site.allow.trainers) - set(Allow().trainers):
+            raise ConfigError(
+                f"{path}: allow.trainers names {min(unknown)!r}; allowed: {', '.join(Allow().trainers)}"
+            )
+        home = path.parent
+        found = {key: str(home / getattr(site, key)) for key in ("ledger", "authority", "key")}
+        data = None if site.data is None else OwnData(path=str(home / Path(site.data.path).expanduser()))
+        memory = None if site.memory is None else str(home / site.memory)
+        return site.model_copy(update={**found, "data": data, "memory": memory})
+
+    def opened(self) -> Ledger:
+        """Return the ledger; its budget must be the one stated here."""
+        ledger = Ledger(Path(self.ledger))
+        if self.budget is not None:
+            stated = Budget(self.budget.epsilon, self.budget.delta)
+            if (sealed := ledger.read()[0].budget) != stated:
+                raise SiteRefused(
+                    f"ledger {self.ledger} was made for ε = {sealed.epsilon:g}, δ = {sealed.delta:g}; the "
+                    f"site's file says {stated.epsilon:g}, {stated.delta:g}; nothing was sent"
+                )
+        return ledger
+
+    def permit(self, experiment: Experiment, agreed: Agreement | None) -> None:
+        """Refuse, by name, what this file does not allow."""
+        allow, trainer, strategy = self.allow, experiment.trainer.name, experiment.strategy
+        if trainer not in allow.trainers:
+            raise SiteRefused(
+                f"trainer.name = {trainer!r}: this site allows {', '.join(allow.trainers)}; nothing was sent"
+            )
+        if agreed is None and not allow.without_noise:
+            raise SiteRefused(
+                f"trainer.name = {trainer!r} adds no noise: this site takes part in private experiments "
+                "alone (allow.without_noise); nothing was sent"
+            )
+        if agreed is not None and agreed.noise_source != "secure":
+            raise SiteRefused(
+                f"privacy.noise_source = {agreed.noise_source!r} is seeded: a deployed site draws from the "
+                "operating system's entropy alone; allowed: 'secure'; nothing was sent"
+            )
+        if agreed is not None and (promise := GUARANTEES[agreed.guarantee]).status != "proved":
+            raise SiteRefused(
+                f"privacy.variant = {experiment.privacy.variant!r} is {promise.status} "
+                f"({promise.reason}): a deployed site releases only what is proved; nothing was sent"
+            )
+        share, bound = 1.0, LARGEST
+        if isinstance(strategy, Dssgd):
+            share = strategy.upload_share(self.client)
+            bound = LARGEST if strategy.bound is None else strategy.bound
+        if share > allow.upload_fraction:
+            raise SiteRefused(
+                f"strategy.upload_fraction = {share:g} (θ_u): this site shares at most "
+                f"{allow.upload_fraction:g} (allow.upload_fraction); nothing was sent"
+            )
+        if bound > allow.bound:
+            raise SiteRefused(
+                f"strategy.bound = {bound:g} (γ): this site's values stay within {allow.bound:g} "
+                "(allow.bound); nothing was sent"
+            )

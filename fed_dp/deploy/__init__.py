@@ -1,0 +1,1 @@
+"""Real sites: provisioning, running and watching a federation of sites that do not trust the network."""

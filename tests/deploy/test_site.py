@@ -1,0 +1,333 @@
+"""A real site's ClientApp under its own file: what it does, what it tells, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+
+from fed_dp.clients import app as client_app
+from fed_dp.clients.memory import OnDisk
+from fed_dp.clients.site_file import SiteFile
+from fed_dp.data import FolderOptions, read_part
+from fed_dp.errors import DataError, FedDpError, PrivacyError, SiteRefused
+from fed_dp.experiment import build, to_run_config
+from fed_dp.sharing import message as names
+from fed_dp.sharing.codec import decode
+from fed_dp.sharing.update import SparseUpdate
+from fed_dp.simulations.grid import RUN_ID, identify
+from fed_dp.strategies.site_strategy import record
+from tests.deploy.federation import COLUMNS, RECORDS, Federation, tables, with_noise
+
+SIZE = 21
+
+
+class Asked:
+    """Site a, asked by a server; every answer is that of a process that has just started."""
+
+    def __init__(self, folder: Path) -> None:
+        identify()
+        self.federation = Federation(folder)
+        self.node = {names.SITE: str(self.federation.site("a") / "site.toml")}
+
+    def edit(self, old: str, new: str) -> None:
+        self.federation.edit("a", old, new)
+
+    def ask(self, content: dict[str, Any], kind: str, records: RecordDict | None = None) -> Message:
+        client_app._workplace.cache_clear()
+        config = dict(to_run_config(build(content)))
+        message = Message(records or RecordDict(), 1, kind, group_id="1")
+        return client_app.app(message, Context(RUN_ID, 1, dict(self.node), RecordDict(), config))
+
+    def describe(self, content: dict[str, Any]) -> Message:
+        return self.ask(content, MessageType.QUERY)
+
+    def train(
+        self, content: dict[str, Any], turn: int = 1, weights: np.ndarray | SparseUpdate | None = None
+    ) -> Message:
+        return self.ask(content, MessageType.TRAIN, question(turn, weights))
+
+    def score(self, content: dict[str, Any]) -> Message:
+        return self.ask(content, MessageType.EVALUATE, question(1, None))
+
+    @property
+    def charges(self) -> int:
+        return self.federation.ledger("a").read()[0].number
+
+
+def question(turn: int, weights: np.ndarray | SparseUpdate | None) -> RecordDict:
+    sent = record(np.zeros(SIZE, np.float32) if weights is None else weights)
+    return RecordDict({names.ARRAYS: sent, names.CONFIG: ConfigRecord({names.ROUND: turn, names.MARK: ""})})
+
+
+def sent(reply: Message) -> bytes:
+    data: bytes = reply.content.array_records[names.ARRAYS][names.CHANGE].data
+    return data
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Asked:
+    return Asked(tmp_path)
+
+
+PRIVATE = with_noise()
+
+
+@pytest.mark.parametrize(
+    ("edit", "content", "says"),
+    [
+        (('"sgd", ', ""), tables(), "trainer.name = 'sgd': this site allows psgd, dpa"),
+        (("without_noise = true", "without_noise = false"), tables(), "'sgd' adds no noise"),
+        (
+            None,
+            with_noise(privacy={"budget_epsilon": 3.0, "delta": 1e-5}),
+            "privacy.noise_source = 'simulation' is seeded",
+        ),
+        (
+            None,
+            tables(
+                strategy={"name": "dssgd", "selection": "sparse_vector", "bound": 0.1},
+                privacy={"budget_epsilon": 3.0, "variant": "paper_as_printed", "noise_source": "secure"},
+            ),
+            "releases only what is proved",
+        ),
+        (
+            ("upload_fraction = 1.0", "upload_fraction = 0.2"),
+            tables(),
+            "0.3 (θ_u): this site shares at most 0.2",
+        ),
+        (
+            ("upload_fraction = 1.0", "upload_fraction = 0.2"),
+            tables(strategy={"name": "averaging"}),
+            "upload_fraction = 1 (θ_u): this site shares at most 0.2",
+        ),
+        (("bound = 1000.0", "bound = 0.5"), tables(), "strategy.bound = 1000 (γ)"),
+        (("epsilon = 100.0", "epsilon = 200.0"), PRIVATE, "was made for ε = 100"),
+        (("client = 0", "clint = 0"), PRIVATE, "this site's own file cannot be used"),
+    ],
+)
+def test_what_the_file_does_not_allow_is_refused_and_costs_nothing(
+    site: Asked, edit: tuple[str, str] | None, content: dict[str, Any], says: str
+) -> None:
+    if edit is not None:
+        site.edit(*edit)
+    with pytest.raises(SiteRefused) as caught:
+        site.train(content)
+    assert says in str(caught.value)
+    assert "nothing was sent" in str(caught.value)
+    assert site.charges == 0
+
+
+def test_just_what_it_allows_is_done(site: Asked) -> None:
+    site.edit("upload_fraction = 1.0", "upload_fraction = 0.3")
+    site.edit("bound = 1000.0", "bound = 0.01")
+    content = tables(strategy={**tables()["strategy"], "bound": 0.01})
+    update = decode(sent(site.train(content)), size=SIZE, most=SIZE)
+    assert len(update) == int(0.3 * SIZE)
+    assert np.abs(update.values).max() <= np.float32(0.01)
+
+
+def test_counts_and_metrics_are_told_only_if_the_file_says_so(site: Asked) -> None:
+    told = site.describe(tables()).content
+    assert told.metric_records[names.METRICS][names.RECORDS] == RECORDS
+    assert told.config_records[names.CONFIG][names.SCORES] is False
+    assert set(site.train(tables()).content.metric_records[names.METRICS]) == {names.RECORDS}  # no loss
+    with pytest.raises(SiteRefused, match="tells no scores"):
+        site.score(tables())
+    site.edit("metrics = false", "metrics = true")
+    site.edit("records = true", "records = false")
+    told = site.describe(tables()).content
+    assert told.metric_records[names.METRICS][names.RECORDS] == 0
+    assert told.config_records[names.CONFIG][names.SCORES] is True
+    metrics = site.train(tables(seed=8)).content.metric_records[names.METRICS]
+    assert metrics[names.RECORDS] == 0
+    assert "loss" in metrics
+    assert "loss" not in site.train(PRIVATE).content.metric_records[names.METRICS]  # noise comes after it
+    scores = site.score(tables()).content.metric_records[names.METRICS]
+    assert scores[names.RECORDS] == 20
+    assert 0 <= scores["accuracy"] <= 1
+
+
+def test_a_server_cannot_choose_which_records_are_scored(site: Asked) -> None:
+    site.edit("metrics = false", "metrics = true")
+    (site.federation.site("a") / "data" / "test.csv").unlink()
+    greedy = tables(data={**tables()["data"], "test_fraction": 0.99})
+    told = site.describe(greedy).content
+    assert told.metric_records[names.METRICS][names.RECORDS] == RECORDS  # all are trained on
+    assert told.config_records[names.CONFIG][names.SCORES] is False
+    with pytest.raises(SiteRefused, match="no test records"):
+        site.score(greedy)
+
+
+def test_nothing_of_the_records_or_columns_is_told_or_logged(
+    site: Asked, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = site.federation.site("a") / "data" / "train.csv"
+    good = path.read_text()
+    prying = tables(data={**tables()["data"], "label": "hiv"})
+    by_column = tables(data={**tables()["data"], "bounds": {column: [-3.0, 3.0] for column in COLUMNS}})
+    for content, text in ((by_column, good.replace("x5", "syphilis")), (prying, good)):
+        path.write_text(text)
+        with pytest.raises(DataError) as caught:
+            site.train(content)
+        for words in (str(caught.value), caplog.text):
+            assert "cannot be used (" in words
+            assert not any(word in words for word in ("Smith", "syphilis", "x1", "label", "train.csv"))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"categories": {"x0": ["someone"]}, "bounds": {c: [-3.0, 3.0] for c in COLUMNS[1:]}},
+        {"categories": {"x0": ["Mrs Smith", "1"]}, "bounds": {c: [-3.0, 3.0] for c in COLUMNS[1:]}},
+        {"classes": 2},
+        {"classes": ["0", "nobody"]},
+        {"gaps": True},
+        {"label": "x1"},
+        {"client": "x1"},
+    ],
+)
+def test_whether_it_answers_says_nothing_about_which_values_occur(site: Asked, data: dict[str, Any]) -> None:
+    """A server that could make reading fail on some values would learn, uncharged, whether they occur."""
+    path = site.federation.site("a") / "data" / "train.csv"
+    good = path.read_text().splitlines()
+    content = with_noise(data={**tables()["data"], **data})
+    odd = ["Mrs Smith", "", "NA", "1e999", "-inf", "0x1", "nobody"]
+    answers = []
+    for text in (good, [*good, *(",".join([word] * len(good[0].split(","))) for word in odd)]):
+        path.write_text("\n".join(text) + "\n")
+        told = site.describe(content).content.metric_records[names.METRICS]
+        answers.append(told[names.RECORDS] - len(text))
+        size = len(decode_size(site, content))
+        assert site.train(content, weights=np.zeros(size, np.float32)).has_content()
+    assert answers == [-1, -1]  # the header
+
+
+def decode_size(site: Asked, content: dict[str, Any]) -> bytes:
+    """As many bytes as the model has parameters."""
+    config = tuple(sorted(to_run_config(build(content)).items()))
+    return bytes(client_app._workplace(config, SiteFile.read(Path(site.node[names.SITE]))).size)
+
+
+def test_one_record_changes_nothing_of_how_the_others_are_read(tmp_path: Path) -> None:
+    """Types that are guessed for a whole column would: an empty cell turns 1 into 1.0."""
+    options = FolderOptions(
+        tmp_path, {"a": (0.0, 9.0)}, 2, "y", categories={"b": ("1", "2")}, gaps=True, lenient=True
+    )
+    rows = ["a,b,y", "1,1,0", "2,2,1"]
+    seen = []
+    for more in ([], [",,"], ["x,x,x"], ["1e5,1.0,9"]):
+        (tmp_path / "train.csv").write_text("\n".join(rows + more) + "\n")
+        found = read_part("train", options)
+        seen.append((found.x[:2].tobytes(), found.y[:2].tobytes()))
+    assert len(set(seen)) == 1
+
+
+def test_two_copies_of_a_question_at_once_are_charged_once(site: Asked) -> None:
+    command = [sys.executable, "-c", ASK, str(site.node[names.SITE]), json.dumps(PRIVATE)]
+    copies = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    sent_by = {copy.communicate(timeout=120)[0] for copy in copies}
+    assert len(sent_by) == 1
+    assert site.charges == 1
+
+
+ASK = """
+import json, sys, time
+from pathlib import Path
+from tests.deploy.test_site import question, sent, client_app, names, identify, RUN_ID
+from flwr.app import Context, Message, MessageType, RecordDict
+from fed_dp.experiment import build, to_run_config
+identify()
+work = client_app._work
+def slow(*arguments):
+    time.sleep(2)
+    return work(*arguments)
+client_app._work = slow
+config = dict(to_run_config(build(json.loads(sys.argv[2]))))
+message = Message(question(1, None), 1, MessageType.TRAIN, group_id="1")
+reply = client_app.app(message, Context(RUN_ID, 1, {names.SITE: sys.argv[1]}, RecordDict(), config))
+print(sent(reply).hex())
+"""
+
+
+def test_a_repeated_question_gets_the_same_bytes_with_noise_and_without(
+    site: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = site.train(PRIVATE)
+    assert site.charges == 1
+    assert sent(site.train(PRIVATE)) == sent(first)
+    assert site.charges == 1
+    other = np.full(SIZE, 0.1, np.float32)
+    assert sent(site.train(PRIVATE, weights=other)) != sent(first)
+    assert site.charges == 2
+    plain = site.train(tables())
+    monkeypatch.setattr(client_app, "_work", None)  # nothing is trained again
+    assert sent(site.train(tables())) == sent(plain)
+    assert site.charges == 2
+
+
+def test_what_a_site_keeps_between_rounds_outlives_its_process(site: Asked) -> None:
+    strategy = {**tables()["strategy"], "download_fraction": 0.5, "upload_fraction": 1.0}
+    trainer = {**tables()["trainer"], "learning_rate_decay": 0.1}
+    content = tables(strategy=strategy, trainer=trainer)
+    nothing = SparseUpdate(np.empty(0, np.int64), np.empty(0, np.float32), SIZE)
+
+    def change(turn: int) -> np.ndarray:
+        return decode(sent(site.train(content, turn, nothing)), size=SIZE, most=SIZE).values
+
+    changes = [change(turn) for turn in (1, 2, 3)]
+    assert not np.array_equal(changes[0], changes[1])
+    kept = sorted((site.federation.site("a") / "memory").iterdir())
+    assert len(kept) == 2  # the last turn's, and the one before, from which the last can be repeated
+    for path in kept:
+        assert path.stat().st_mode & 0o777 == 0o600
+    memory = OnDisk(kept[0].parent, build(content).digest, 4)
+    own = memory.own()
+    assert own is not None
+    from fed_dp.experiment.federation import at_site
+    from fed_dp.experiment.start import starting_weights
+
+    experiment = build(content)
+    members = at_site(experiment, path=site.federation.site("a") / "data", client=0)
+    expected = starting_weights(experiment, members)
+    for each in changes:
+        expected = expected + each
+    np.testing.assert_allclose(own, expected, rtol=1e-6)
+    assert memory.state()["steps"][0] == 3 * 4  # 60 records in batches of 16
+    assert OnDisk(kept[0].parent, "another", 4).own() is None
+    kept[1].write_bytes(b"damaged")
+    with pytest.raises(PrivacyError, match=r"is damaged \(.*\); nothing was sent"):
+        site.train(content, 4, nothing)
+
+
+def test_a_turn_that_is_repeated_begins_where_it_began(site: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after it had trained, before anything was kept to be sent."""
+    strategy = {**tables()["strategy"], "download_fraction": 0.5, "upload_fraction": 1.0}
+    content = tables(strategy=strategy)
+    nothing = SparseUpdate(np.empty(0, np.int64), np.empty(0, np.float32), SIZE)
+    site.train(content, 1, nothing)
+    with monkeypatch.context() as patch:
+
+        def die(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(client_app.SiteBooks, "keep", die)
+        with pytest.raises(KeyboardInterrupt):
+            site.train(content, 2, nothing)
+    again = sent(site.train(content, 2, nothing))
+    other = Asked(site.federation.folder.parent / "other")
+    other.train(content, 1, nothing)
+    assert sent(other.train(content, 2, nothing)) == again
+
+
+def test_a_site_without_a_ledger_does_nothing(site: Asked) -> None:
+    (site.federation.site("a") / "ledger.sqlite").unlink()
+    for content in (tables(), PRIVATE):
+        with pytest.raises(FedDpError, match="is missing"):
+            site.train(content)
