@@ -199,19 +199,21 @@ def heed_interrupts() -> None:
 
 
 def ray_processes(mark: str) -> list[str]:
-    """Ray's processes that inherited `mark`.
+    """Ray's processes that inherited `mark`, by the program they run.
 
-    Its two small agents are left out: they notice a killed parent only after a minute.
+    Its two small agents are left out: they notice a killed parent only after a minute. Until they are up, their
+    arguments name the raylet.
     """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            command = (folder / "cmdline").read_text().replace("\0", " ")
+            command = (folder / "cmdline").read_text().split("\0")
             inherited = mark in (folder / "environ").read_text(errors="replace")
         except OSError:
             continue
-        if inherited and any(name in command for name in ("ray::Worker", "raylet", "gcs_server")):
-            found.append(command[:80])
+        program = Path(command[0]).name
+        if inherited and (program in ("raylet", "gcs_server") or program.startswith("ray::Worker")):
+            found.append(" ".join(command)[:200])
     return found
 
 
