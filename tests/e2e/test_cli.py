@@ -201,8 +201,8 @@ def heed_interrupts() -> None:
 def ray_processes(mark: str) -> list[str]:
     """Ray's processes that inherited `mark`, by the program they run.
 
-    Its two small agents are left out: they notice a killed parent only after a minute. Until they are up, their
-    arguments name the raylet.
+    Its two small agents are left out: they notice a killed parent only after a minute. Their arguments name
+    the raylet, too.
     """
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
