@@ -108,6 +108,14 @@ GUARANTEES = {
             "records and ships both with the model, without noise",
         ),
         Guarantee(
+            "dpa_as_released",
+            "refuted",
+            "record",
+            "replace one",
+            "dPA's released program adds one and the same noise vector to the hidden units of all records, and "
+            "the head's intercept absorbs it: the weights are those of a training without noise",
+        ),
+        Guarantee(
             "pcdbn_paper",
             "claimed",
             "record",

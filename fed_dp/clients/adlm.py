@@ -74,6 +74,14 @@ class AdlmTrainer:
         optimizer.zero_grad(set_to_none=True)
         return Fit(np.clip(net.weights() - weights, -LARGEST, LARGEST), state=kept)
 
+    def seen(self, weights: Vector, site: Site) -> np.ndarray:
+        """Return the inputs that training looks at: with the noise that the paper says makes them private."""
+        inputs = to_unit_interval(torch.from_numpy(site.x))
+        kept: State = {}
+        if self._budgets is not None and self._config.relevance_share:
+            kept = {RELEVANCE: self._relevances(weights, site, inputs).tolist()}
+        return np.asarray(self._noisy(site, inputs, kept)[1].flatten(1).numpy())
+
     def _loss(self, z: Tensor, linear: Tensor, square: Tensor) -> Tensor:
         """Σ_l log 2 + φ₁ z + φ₂ z² (Eq. 25), or, not truncated, the cross-entropy; mean over records."""
         if self._config.truncate:

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from fed_dp import seeds
 from fed_dp.clients.trainer import Fit, Site, State
+from fed_dp.data.dataset import Floats, Integers
 from fed_dp.experiment import Dpa, Pcdbn
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.functional import (
@@ -29,6 +30,7 @@ from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm, targets
 from fed_dp.sharing.update import LARGEST
 
 LOG_2 = float(np.log(2))
+L1 = 1e-5  # of the head, as in the papers
 Objective = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -38,14 +40,22 @@ class PaperTrainer:
     `epsilon` is the whole budget; each layer and the head get an equal share of it, where the papers
     give each of them the whole and call the whole ε. None: no noise. Optimiser: Adam, on batches.
     With `as_printed`, an auto-encoder normalises by the records' own bounds (Eq. 13), which no noise hides.
+    With `as_released`, coefficients have no noise; one noise vector is added to the hidden units of all records
+    alike, Lap(Δ/ε)/n, such that their sum over n records gets Lap(Δ/ε). A head with an intercept absorbs it.
     """
 
     def __init__(
-        self, config: Dpa | Pcdbn, net: FlatNetwork, *, epsilon: float | None, as_printed: bool = False
+        self,
+        config: Dpa | Pcdbn,
+        net: FlatNetwork,
+        *,
+        epsilon: float | None,
+        as_printed: bool = False,
+        as_released: bool = False,
     ) -> None:
         assert isinstance(net.network, AutoEncoder | Cdbn)  # by schema
         self._config, self._net, self._network = config, net, net.network
-        self._as_printed = as_printed
+        self._as_printed, self._as_released = as_printed, as_released
         self.spends = epsilon is not None
         depth = len(net.network.tied) if isinstance(net.network, AutoEncoder) else len(net.network.layers)
         self._depth, self._share = depth, None if epsilon is None else epsilon / (depth + 1)
@@ -71,6 +81,9 @@ class PaperTrainer:
                     self._look_at_bounds(network, layer, site)
             everything = [p for p in net.parameters if p.requires_grad]
             self._descend(everything, self._head(network), site, order)
+            if isinstance(network, AutoEncoder) and network.intercept is not None:
+                with torch.no_grad():  # what was learnt for noisy hidden units, as it is without them
+                    network.intercept += self._shared(self._depth, network.head) @ network.head
         network.eval()
         return Fit(np.clip(net.weights() - weights, -LARGEST, LARGEST))
 
@@ -83,13 +96,14 @@ class PaperTrainer:
         linear, square = self._pair(
             layer, (inputs, hidden), (hidden, hidden), auto_encoder_sensitivity(inputs, hidden)
         )
+        shared = self._shared(layer, tied.T)
         chosen = [tied]
         if layer == 0 and network.behaviour:
             chosen += [network.past, network.influence]
 
         def objective(x: Tensor, _: Tensor) -> Tensor:
             v, beside = network.below(x, layer)
-            h = network.hidden(layer, v.detach(), beside)
+            h = network.hidden(layer, v.detach(), beside) + shared
             return self._cross_entropy(h @ tied.T, v.detach()) + self._extra(tied, linear, square)
 
         return chosen, objective
@@ -140,10 +154,13 @@ class PaperTrainer:
         sensitivity = head_sensitivity(hidden, count)
         linear, square = self._pair(self._depth, (count, hidden), (hidden, hidden), sensitivity)
 
+        shared = self._shared(self._depth, network.head)
+
         def objective(x: Tensor, y: Tensor) -> Tensor:
-            found = self._cross_entropy(network.logits(x), targets(y, count))
+            logits = network.outputs(network.features(x) + shared)
+            found = self._cross_entropy(logits, targets(y, count))
             found = found + self._extra(network.head.T, linear, square)
-            return found + 1e-5 * network.head.abs().sum()  # the papers' L1
+            return found + L1 * network.head.abs().sum()
 
         return objective
 
@@ -159,7 +176,7 @@ class PaperTrainer:
         self, layer: int, first: tuple[int, ...], second: tuple[int, ...], sensitivity: float
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the noise of a layer's two kinds of coefficients, the same in every round."""
-        if self._share is None:
+        if self._share is None or self._as_released:
             return None, None
         site = self._place
         noise = SimulationNoise(seeds.generator(site.seed, "coefficient noise", site.client, layer))
@@ -169,6 +186,20 @@ class PaperTrainer:
         )
         one, two = (torch.from_numpy(drawn.astype(np.float32)).to(self._net.device) for drawn in each)
         return one, two
+
+    def _shared(self, layer: int, rows: Tensor) -> Tensor:
+        """Return the noise that all records' hidden units get alike, as released; else none."""
+        hidden = len(rows)
+        if self._share is None or not self._as_released:
+            return torch.zeros(1, device=self._net.device).expand(hidden)
+        inputs = rows.shape[1]
+        delta = head_sensitivity(hidden, inputs)
+        if layer < self._depth:
+            delta = auto_encoder_sensitivity(inputs, hidden)
+        site = self._place
+        noise = SimulationNoise(seeds.generator(site.seed, "coefficient noise", site.client, layer))
+        drawn = coefficient_noise((hidden,), sensitivity=delta, epsilon=self._share, noise=noise)
+        return torch.from_numpy((drawn / self._records).astype(np.float32)).to(self._net.device)
 
     def _extra(self, rows: Tensor, linear: Tensor | None, square: Tensor | None) -> Tensor | float:
         """Return what noise adds to an objective of the rows: Σ_j η₁ⱼ·W_j + W_j η₂ W_jᵀ, per record."""
@@ -204,3 +235,33 @@ class PaperTrainer:
         h = network.hidden(layer, v, beside)
         network.bounds[2 * layer].copy_(h.amin(0))
         network.bounds[2 * layer + 1].copy_(h.amax(0))
+
+    @torch.no_grad()
+    def bounds_apart(self, weights: Vector, x: Floats) -> float:
+        """Return how far the bounds in weights (Eq. 13) are from those of these records' activations."""
+        network = self._network
+        assert isinstance(network, AutoEncoder)
+        self._net.load(weights)
+        inputs = torch.from_numpy(x).to(self._net.device)
+        apart = 0.0
+        for layer in range(self._depth):
+            h = network.hidden(layer, *network.below(inputs, layer))
+            low, high = network.bounds[2 * layer], network.bounds[2 * layer + 1]
+            apart += float((low - h.amin(0)).abs().sum() + (high - h.amax(0)).abs().sum())
+        return apart
+
+
+def head_residual(net: FlatNetwork, weights: Vector, x: Floats, y: Integers) -> float:
+    """Return how far weights are from a head that was fitted to these records without noise.
+
+    The length of the gradient of the truncated cross-entropy (and the L1 term) by head and intercept: 0 where
+    training has come to its end. Noise that all records' hidden units share is in the intercept, and drops out.
+    """
+    network = net.network
+    assert isinstance(network, AutoEncoder)
+    net.load(weights)
+    with torch.no_grad():
+        h = network.features(torch.from_numpy(x).to(net.device))
+        z, target = network.outputs(h), targets(torch.from_numpy(y).to(net.device), network.head.shape[1])
+        slope = (0.5 - target + z / 4) / len(y)
+        return float(torch.cat([h.T @ slope + L1 * network.head.sign(), slope.sum(0, keepdim=True)]).norm())

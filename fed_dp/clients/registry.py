@@ -53,6 +53,7 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
             net,
             epsilon=experiment.privacy.budget_epsilon,
             as_printed=experiment.privacy.variant == "paper_as_printed" or not config.perturb,
+            as_released=experiment.privacy.variant == "paper_as_released",
         ), net
     if isinstance(config, Functional):
         return StatisticsTrainer(

@@ -61,7 +61,7 @@ STATISTICS_MODELS = tuple(dict.fromkeys(name for proved, _ in FUNCTIONAL_MODELS.
 # What else than 'proved' a mechanism comes as.
 VARIANTS: dict[str, tuple[str, ...]] = {
     "sparse_vector": ("paper", "paper_as_printed"),
-    "dpa": ("paper", "paper_as_printed"),
+    "dpa": ("paper", "paper_as_printed", "paper_as_released"),
     "pcdbn": ("paper",),
     "adlm": ("paper", "paper_as_released"),
     "ilm": ("paper", "paper_as_released"),

@@ -514,6 +514,8 @@ class Experiment(Section):
             return {**self.model.options, "polynomial": approximation(trainer.approximation, trainer.degree)}
         if self.model.name in RELEVANCE_MODELS:
             return {**self.model.options, "adaptive": trainer.name == "adlm"}
+        if isinstance(trainer, Dpa) and self.privacy.variant == "paper_as_released":
+            return {**self.model.options, "intercept": True}
         return self.model.options
 
     @property

@@ -61,6 +61,7 @@ def variants(tables: Tables) -> dict[str, Tables]:
     comes once for each seed and fold, under NAME~sSEED~fFOLD; `group_of` gives the name back.
     """
     base = copy.deepcopy(tables)
+    base.pop("compare", None)  # what `fed-dp compare` makes of the variants
     repeats = _repeats(base.pop("repeats", {}))
     listed = base.pop("variants", {})
     if not isinstance(listed, dict) or not all(isinstance(v, dict) for v in listed.values()):
@@ -69,13 +70,13 @@ def variants(tables: Tables) -> dict[str, Tables]:
         found = {str(base.get("name", "experiment")): base}
     else:
         found = {
-            name: _merge(base, {**changes, "name": f"{base['name']}-{name}"})
+            name: merged(base, {**changes, "name": f"{base['name']}-{name}"})
             for name, changes in listed.items()
         }
     if not repeats:
         return found
     return {
-        f"{name}{ending}": _merge(
+        f"{name}{ending}": merged(
             each, {**changes, "name": f"{each.get('name', name)}{ending.replace('~', '_')}"}
         )
         for name, each in found.items()
@@ -124,7 +125,7 @@ def profile(tables: Tables, wanted: str | None = None) -> Tables:
     if name not in listed:
         has = f"has: {', '.join(listed)}" if listed else "has none"
         raise ConfigError(f"experiment {base.get('name')!r} has no profile {name!r}; {has}")
-    return _merge(base, {**listed[name], "name": f"{base['name']}-{name}"})
+    return merged(base, {**listed[name], "name": f"{base['name']}-{name}"})
 
 
 def override(tables: Tables, assignments: Sequence[str]) -> Tables:
@@ -138,7 +139,7 @@ def override(tables: Tables, assignments: Sequence[str]) -> Tables:
         change: Any = _toml_value(text.strip())
         for part in reversed(parts):
             change = {part: change}
-        result = _merge(result, change)
+        result = merged(result, change)
     return result
 
 
@@ -219,7 +220,7 @@ def from_run_config(config: Mapping[str, bool | float | int | str]) -> Experimen
     return load_experiment(str(config.get("experiment", "")), assignments, wanted_profile=wanted)
 
 
-def _merge(base: Tables, changes: Tables) -> Tables:
+def merged(base: Tables, changes: Tables) -> Tables:
     """Lay `changes` over `base`. A table with another `name` replaces the old one's own keys."""
     result = dict(base)
     for key, new in changes.items():
@@ -229,7 +230,7 @@ def _merge(base: Tables, changes: Tables) -> Tables:
         if isinstance(new, dict) and isinstance(old, dict):
             if key in _NAMED and new.get("name", old.get("name")) != old.get("name"):
                 old = {}
-            result[key] = _merge(old, new)
+            result[key] = merged(old, new)
         else:
             result[key] = copy.deepcopy(new)
     return result

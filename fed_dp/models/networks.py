@@ -265,12 +265,16 @@ def _patch_cnn(shape: Shape, classes: int, filters: int = 12) -> nn.Module:
     )
 
 
-def _auto_encoder(shape: Shape, classes: int, hidden: int = 200, layers: int = 2) -> nn.Module:
-    return AutoEncoder(shape, classes, hidden, layers, behaviour=False)
+def _auto_encoder(
+    shape: Shape, classes: int, hidden: int = 200, layers: int = 2, intercept: bool = False
+) -> nn.Module:
+    return AutoEncoder(shape, classes, hidden, layers, behaviour=False, intercept=intercept)
 
 
-def _dpah(shape: Shape, classes: int, hidden: int = 200, layers: int = 2) -> nn.Module:
-    return AutoEncoder(shape, classes, hidden, layers, behaviour=True)
+def _dpah(
+    shape: Shape, classes: int, hidden: int = 200, layers: int = 2, intercept: bool = False
+) -> nn.Module:
+    return AutoEncoder(shape, classes, hidden, layers, behaviour=True, intercept=intercept)
 
 
 def _cdbn(

@@ -58,10 +58,18 @@ class AutoEncoder(nn.Module):
     h = σ(Wᵀx), x̃ = σ(hW), 𝔥 = (h − γ)/((φ − γ)√b); γ and φ are 0 and 1, the sigmoid's own bounds,
     unless a trainer puts the records' there, as printed. With `behaviour` (dPAH) the first layer also
     sees past attributes and friends: h = σ(W₁ᵀx_t + Σ_k A_kᵀ x_{t−k} + η s).
+    With `intercept` the head has one that is learnt, as in the authors' program, in place of the constant.
     """
 
     def __init__(
-        self, shape: tuple[int, ...], classes: int, hidden: int, layers: int, *, behaviour: bool
+        self,
+        shape: tuple[int, ...],
+        classes: int,
+        hidden: int,
+        layers: int,
+        *,
+        behaviour: bool,
+        intercept: bool = False,
     ) -> None:
         super().__init__()
         self.behaviour = attributes_of(shape) if behaviour else None
@@ -75,6 +83,7 @@ class AutoEncoder(nn.Module):
             torch.tensor([[0.0], [1.0]]).repeat(layers, hidden), requires_grad=False
         )  # γ and φ of each layer, in turn
         self.head, self.offset = nn.Parameter(torch.zeros(hidden, outputs(classes))), offset(classes)
+        self.intercept = nn.Parameter(torch.full((outputs(classes),), self.offset)) if intercept else None
 
     def given(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return what the first layer reconstructs, and what else is added to its hidden units."""
@@ -108,7 +117,11 @@ class AutoEncoder(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logistic outputs before their sigmoid."""
-        found: Tensor = self.features(x) @ self.head + self.offset
+        return self.outputs(self.features(x))
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return what the head makes of its inputs."""
+        found: Tensor = features @ self.head + (self.offset if self.intercept is None else self.intercept)
         return found
 
     def forward(self, x: Tensor) -> Tensor:
@@ -232,7 +245,11 @@ class Cdbn(nn.Module):
 
     def logits(self, x: Tensor) -> Tensor:
         """Return the logistic outputs before their sigmoid."""
-        found: Tensor = self.features(x) @ self.head + self.offset
+        return self.outputs(self.features(x))
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return what the head makes of its inputs."""
+        found: Tensor = features @ self.head + self.offset
         return found
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from flwr.serverapp import Grid
 
+import fed_dp
 from fed_dp.accounting import Event, Statement, from_json, spread, statement, to_json
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Dssgd as DssgdOptions
@@ -142,6 +143,12 @@ def run_rounds(
         folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())
     folder.finish(summary)
     return summary
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    others = ("flwr", "torch", "opacus", "numpy", "scikit-learn", "dp-accounting")
+    return {"fed-dp": fed_dp.__version__} | {package: version(package) for package in others}
 
 
 def _booked(lines: Sequence[Line]) -> Iterator[tuple[str, Event]]:
@@ -333,7 +340,7 @@ def _summary(
         "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
         "epsilon_by_round": [line["epsilon"]["max"] for line in lines if line["epsilon"]],
-        "versions": {package: version(package) for package in ("flwr", "torch", "opacus")},
+        "versions": versions(),
     }
     if "auc" in scored[-1]:
         summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}

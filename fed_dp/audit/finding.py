@@ -1,0 +1,85 @@
+"""What an audit found: a lower bound, how sure it is, by which attack, and what it means."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fed_dp.accounting import GUARANTEES
+from fed_dp.accounting.statement import number
+
+REFUTED = "refuted in this configuration"
+NOT_REFUTED = "not refuted by this attack"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The lower bound `bound` on ε at `delta`, against the ε that is stated (`claim`).
+
+    `confidence` is 1 where the loss is exact. `trials` counts the runs of the mechanism in both worlds
+    together; 0 where it was not sampled.
+    """
+
+    subject: str
+    stated: str  # proved, claimed or refuted
+    unit: str
+    neighbours: str
+    claim: float
+    delta: float
+    bound: float  # −∞ where the attack showed nothing
+    confidence: float
+    attack: str
+    trials: int = 0
+    seed: int | None = None
+    noise: float = 1.0  # by what the noise was multiplied, to see whether the audit notices
+
+    @property
+    def refuted(self) -> bool:
+        """Whether more is lost than is stated; beyond the rounding errors of an exact loss."""
+        return self.bound > self.claim * (1 + 1e-6)
+
+    @property
+    def verdict(self) -> str:
+        """The finding in words. There is no word for a bound below the claim that says "verified"."""
+        return REFUTED if self.refuted else NOT_REFUTED
+
+    def tables(self) -> dict[str, Any]:
+        """Return it as plain tables."""
+        return {**asdict(self), "bound": _finite(self.bound), "verdict": self.verdict}
+
+    def lines(self) -> list[str]:
+        """Return it for people: what is stated first, then the bound."""
+        sure = "exact" if self.confidence == 1 else f"{self.confidence:.1%} confidence, {self.trials} trials"
+        weakened = "" if self.noise == 1 else f"; with {self.noise:g} × its noise"
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return [
+            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.stated}; one "
+            f"{self.unit}, {self.neighbours}){weakened}",
+            f"  at least ε = {bound_text(self.bound)} is lost ({sure}{seed}): {self.verdict}",
+            f"  attack: {self.attack}",
+        ]
+
+
+def about(guarantee: str) -> dict[str, str]:
+    """Return what a named guarantee states, for a finding."""
+    promise = GUARANTEES[guarantee]
+    return {"stated": promise.status, "unit": promise.unit, "neighbours": promise.neighbours}
+
+
+def _finite(bound: float) -> float | None:
+    """Return a bound for JSON: 0 where nothing was shown (ε is never less), none where it is infinite."""
+    return None if bound == math.inf else max(bound, 0.0)
+
+
+def bound_text(bound: float | None) -> str:
+    """Write a bound as it stands in tables: no number is infinite."""
+    return "∞" if bound is None or bound == math.inf else number(max(bound, 0.0))
+
+
+def row_text(found: Mapping[str, Any]) -> str:
+    """Return a finding's tables in a few words."""
+    sure = "exact" if found["confidence"] == 1 else f"{found['confidence']:.1%}, {found['trials']} trials"
+    verdict = f"; {found['verdict']}" if found["verdict"] == REFUTED else ""
+    return f"≥ {bound_text(found['bound'])} ({sure}){verdict}"

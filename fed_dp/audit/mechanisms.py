@@ -1,0 +1,229 @@
+"""Audits of mechanisms: the exact loss between the worst neighbours that we know, from their own code.
+
+Each function builds two neighbouring inputs, lets the mechanism ask a spy for noise in both worlds, and
+computes the loss. With `factor` the noise is that much smaller or larger, to see whether an audit notices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import numpy as np
+from dp_accounting.pld import privacy_loss_distribution as pld
+
+from fed_dp.accounting import noise_multiplier
+from fed_dp.audit.exact import Values, loss, sparse_vector_losses
+from fed_dp.audit.finding import Finding, about
+from fed_dp.clients.svm import solve
+from fed_dp.errors import ConfigError
+from fed_dp.mechanisms import (
+    Noise,
+    Released,
+    figure_12,
+    gaussian,
+    gaussian_multiplier,
+    laplace,
+    sparse_vector,
+)
+from fed_dp.mechanisms.statistics import (
+    Amount,
+    ClassSums,
+    HeadStatistics,
+    Kind,
+    MapMoments,
+    PatchMoments,
+    Statistic,
+    release,
+)
+from fed_dp.mechanisms.support_vector import SvmNoise, gap, perturbed
+from fed_dp.sharing.private_selection import RandomMask
+
+ANY = {"stated": "proved", "unit": "input", "neighbours": "any two inputs"}
+COUNT, BOUND, THRESHOLD = 3, 0.5, 0.2  # c, γ and τ of sparse vectors
+SIZE = 20  # numbers of other inputs
+RECORDS, COST = 101, 0.5  # of support vector machines
+RATE, STEPS = 0.1, 50  # of pSGD
+Audit = Callable[[float, float, float], Iterator[Finding]]
+
+
+def audit_mechanism(
+    name: str, *, epsilon: float = 1.0, delta: float = 1e-5, factor: float = 1.0
+) -> list[Finding]:
+    """Audit a mechanism at a stated ε (and δ, where it is not pure)."""
+    if name not in MECHANISMS:
+        raise ConfigError(f"mechanism {name!r} is not known; known: {', '.join(MECHANISMS)}")
+    for key, value, most in (("epsilon", epsilon, 1e6), ("delta", delta, 1.0), ("noise", factor, 1e6)):
+        if not 0 < value < most:
+            raise ConfigError(f"--{key} = {value!r}: expected above 0 and below {most:g}")
+    return list(MECHANISMS[name](epsilon, delta, factor))
+
+
+def _found(
+    subject: str,
+    said: dict[str, str],
+    claim: float,
+    bound: float,
+    attack: str,
+    *,
+    delta: float,
+    factor: float,
+) -> Finding:
+    return Finding(
+        subject, **said, claim=claim, delta=delta, bound=bound, confidence=1.0, attack=attack, noise=factor
+    )
+
+
+def _laplace(epsilon: float, _: float, factor: float) -> Iterator[Finding]:
+    def worlds(noise: Noise, world: bool) -> object:
+        return laplace(np.full(SIZE, 10.0 if world else -10.0), bound=1.0, epsilon=epsilon, noise=noise)
+
+    bound = loss(worlds, factor=factor)
+    attack = f"exact: {SIZE} values from one end of their bounds to the other"
+    yield _found("laplace", ANY, epsilon, bound, attack, delta=0.0, factor=factor)
+
+
+def _gaussian(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    multiplier = gaussian_multiplier(epsilon=epsilon, delta=delta)
+
+    def worlds(noise: Noise, world: bool) -> object:
+        return gaussian(np.full(SIZE, 10.0 if world else -10.0), clip=1.0, multiplier=multiplier, noise=noise)
+
+    attack = "exact: a vector of full length and its opposite"
+    yield _found(
+        "gaussian", ANY, epsilon, loss(worlds, delta=delta, factor=factor), attack, delta=delta, factor=factor
+    )
+
+
+def _sparse_vector(form: str, epsilon: float, _: float, factor: float) -> Iterator[Finding]:
+    def once(values: Values, noise: Noise) -> Released:
+        options = {"bound": BOUND, "threshold": THRESHOLD, "count": COUNT, "epsilon": epsilon, "noise": noise}
+        if form == "sparse_vector":
+            return sparse_vector(values, **options)  # type: ignore[arg-type]
+        return figure_12(values, as_printed=form == "sparse_vector_as_printed", **options)  # type: ignore[arg-type]
+
+    finding, releasing = sparse_vector_losses(
+        once, bound=BOUND, count=COUNT, segments=form != "sparse_vector", factor=factor
+    )
+    attack = (
+        f"exact: {COUNT} of 10,000 magnitudes move from γ to 0, the others from 0 to γ ({finding:.3f}); released "
+        f"values from −40γ to 40γ ({releasing:.3f})"
+    )
+    yield _found(form, about(form), epsilon, finding + releasing, attack, delta=0.0, factor=factor)
+
+
+def _random_mask(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    mask = RandomMask(SIZE, clip=1.0, multiplier=gaussian_multiplier(epsilon=epsilon, delta=delta))
+
+    def worlds(noise: Noise, world: bool) -> object:
+        return mask.select(np.full(SIZE, 10.0 if world else -10.0, np.float32), noise=noise)
+
+    bound = loss(worlds, delta=delta, factor=factor)
+    attack = "exact: a change of full length and its opposite, all of it uploaded"
+    yield _found("random_mask", about("random_mask"), epsilon, bound, attack, delta=delta, factor=factor)
+
+
+def _statistics(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    """Every statistic, with Gaussian and with Laplace noise: one more record, of the worst kind."""
+    flat = np.full((1, SIZE), 10.0)
+    shares = np.random.default_rng(0).dirichlet(np.ones(SIZE))
+    kinds: dict[str, tuple[Statistic, Values]] = {
+        "head": (HeadStatistics(SIZE, 4), flat),
+        "map moments": (MapMoments(4, 5), flat.reshape(1, 4, 5)),
+        "patch moments": (PatchMoments(SIZE), np.repeat(flat[None], 3, axis=1)),
+        "class sums": (ClassSums(shares, np.ones(SIZE - 1), 4), flat),
+    }
+    noises: tuple[tuple[Kind, float, float], ...] = (
+        ("gaussian", gaussian_multiplier(epsilon=epsilon, delta=delta), delta),
+        ("laplace", epsilon, 0.0),
+    )
+    for name, (statistic, record) in kinds.items():
+        for kind, value, at in noises:
+
+            def worlds(
+                noise: Noise,
+                world: bool,
+                statistic: Statistic = statistic,
+                record: Values = record,
+                amount: Amount = Amount(kind, value),  # noqa: B008
+            ) -> object:
+                label = np.zeros(1, np.int64)
+                batches = [(record / 100, label), (record, label)]
+                return release(statistic, batches[: 2 if world else 1], amount, noise)
+
+            bound = loss(worlds, delta=at, factor=factor)
+            attack = f"exact: one more record, as long as the bound allows; {name}, {kind} noise"
+            yield _found(
+                f"statistics ({name}, {kind})",
+                about("statistics"),
+                epsilon,
+                bound,
+                attack,
+                delta=at,
+                factor=factor,
+            )
+
+
+def _psgd(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    """The subsampled Gaussian's own pair of worlds: a record whose gradient is C in every step, or is not there.
+
+    dp-accounting's privacy loss distribution, rounded to the side that claims less: a lower bound.
+    """
+    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=RATE, steps=STEPS)
+    shown = pld.from_gaussian_mechanism(
+        sigma * factor,
+        value_discretization_interval=1e-3,
+        sampling_prob=RATE,
+        pessimistic_estimate=False,
+        use_connect_dots=False,
+    ).self_compose(STEPS)
+    attack = (
+        f"exact: all {STEPS} noisy sums at q = {RATE:g}, gradient of length C, by privacy loss distributions"
+    )
+    bound = float(shown.get_epsilon_for_delta(delta))
+    yield _found("psgd", about("psgd"), epsilon, bound, attack, delta=delta, factor=factor)
+
+
+def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    """Pairs of equal records with opposite labels, which cancel, and one record that changes its label."""
+    noises: tuple[tuple[SvmNoise, float, float], ...] = (("paper", epsilon, 0.0),)
+    if form == "svm":
+        multiplier = gaussian_multiplier(epsilon=epsilon, delta=delta)
+        noises = (("gamma", epsilon, 0.0), ("laplace", epsilon, 0.0), ("gaussian", multiplier, delta))
+    each = COST if form == "svm_as_printed" else COST / RECORDS
+    solved = [opposed_weights(each, sign) for sign in (1.0, -1.0)]
+    for kind, amount, at in noises:
+
+        def worlds(noise: Noise, world: bool, kind: SvmNoise = kind, amount: float = amount) -> object:
+            options = {"cost": COST, "records": RECORDS, "problems": 1}
+            return perturbed(solved[world][None], kind=kind, amount=amount, noise=noise, **options)  # type: ignore[arg-type]
+
+        bound = loss(worlds, delta=at, factor=factor)
+        attack = f"exact: {RECORDS} records, all but one in pairs that cancel, that one changes its label; {kind} noise"
+        yield _found(f"{form} ({kind})", about(form), epsilon, bound, attack, delta=at, factor=factor)
+
+
+def opposed_weights(each: float, sign: float) -> Values:
+    """Return w of ½‖w‖² + each · Σ hinge on records that move it by all they can: the last has this label."""
+    last = np.full(SIZE, 1 / math.sqrt(SIZE))
+    half = np.random.default_rng(0).normal(size=(RECORDS // 2, SIZE))
+    half /= np.linalg.norm(half, axis=1, keepdims=True)
+    z = np.concatenate([half, half, last[None]])
+    signs = np.concatenate([np.ones(len(half)), -np.ones(len(half)), [sign]])
+    return solve(z, signs, cost=each, gap=gap(each))
+
+
+MECHANISMS: dict[str, Audit] = {
+    "laplace": _laplace,
+    "gaussian": _gaussian,
+    "sparse_vector": partial(_sparse_vector, "sparse_vector"),
+    "sparse_vector_paper": partial(_sparse_vector, "sparse_vector_paper"),
+    "sparse_vector_as_printed": partial(_sparse_vector, "sparse_vector_as_printed"),
+    "random_mask": _random_mask,
+    "statistics": _statistics,
+    "psgd": _psgd,
+    "svm": partial(_svm, "svm"),
+    "svm_paper": partial(_svm, "svm_paper"),
+    "svm_as_printed": partial(_svm, "svm_as_printed"),
+}

@@ -1,0 +1,411 @@
+"""Audits of trainers: two worlds that differ in one record (or in all, where a participant is protected).
+
+The trainer is the one that an experiment would run, with its own noise, many times in each world. The
+attacker knows everything but the noise and the world: what is released is projected on the difference
+that there would be without noise, every number weighed by how noisy it is. The papers' forms that share
+noise are attacked by eliminating it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fed_dp import seeds
+from fed_dp.accounting import SampledGaussian
+from fed_dp.audit.bounds import Scores, sampled, two_worlds
+from fed_dp.audit.finding import Finding, about
+from fed_dp.clients.adlm import AdlmTrainer
+from fed_dp.clients.paper import PaperTrainer, head_residual
+from fed_dp.clients.participant import Participant
+from fed_dp.clients.psgd import PsgdTrainer
+from fed_dp.clients.registry import make_trainer
+from fed_dp.clients.trainer import Releasing, Site, Trainer
+from fed_dp.data.dataset import Floats, Integers
+from fed_dp.errors import ConfigError
+from fed_dp.experiment import Experiment, Psgd, build
+from fed_dp.experiment.federation import federation
+from fed_dp.experiment.release import agreement, promise
+from fed_dp.experiment.start import starting_weights
+from fed_dp.mechanisms import SimulationNoise
+from fed_dp.mechanisms.noise import Reals
+from fed_dp.models import FlatNetwork, Vector, use_one_thread
+from fed_dp.sharing.codec import decode
+
+CALIBRATION = 64  # runs from which the size of the noise is learnt; none of them is a trial
+Transcript = NDArray[np.float64]
+World = tuple[Floats, Integers]
+Score = Callable[[Transcript, bool], float]
+
+_PUBLIC = {"name": "digits", "public_records": 100}
+_STATISTICS = {"strategy": {"name": "statistics"}}
+_DSSGD = {"name": "dssgd", "upload_fraction": 0.1}
+# The smallest experiment of each trainer, by its variant. All are on digits, one site, one round of each stage.
+SETUPS: dict[str, dict[str, dict[str, Any]]] = {
+    "psgd": {"proved": {"model": {"name": "linear"}, "trainer": {"name": "psgd", "sample_rate": 1.0}}},
+    "dssgd": {
+        variant: {
+            "model": {"name": "linear"},
+            "trainer": {"name": "sgd", "learning_rate": 5.0},
+            "strategy": {**_DSSGD, "selection": "sparse_vector", "bound": 0.001},
+        }
+        for variant in ("proved", "paper", "paper_as_printed")
+    },
+    "random_mask": {
+        "proved": {
+            "model": {"name": "linear"},
+            "trainer": {"name": "sgd", "learning_rate": 5.0},
+            "strategy": {**_DSSGD, "selection": "random_mask", "clip": 0.1},
+        }
+    },
+    "dpa": {
+        "proved": {
+            **_STATISTICS,
+            "rounds": 2,
+            "model": {"name": "scattering", "components": 30},
+            "trainer": {"name": "dpa"},
+        },
+        **{
+            variant: {
+                "model": {"name": "auto-encoder", "hidden": 4, "layers": 1},
+                "trainer": {"name": "dpa", "batch_size": 1000, **more},
+            }
+            for variant, more in (
+                ("paper", {"local_epochs": 5}),
+                ("paper_as_printed", {"local_epochs": 5}),
+                ("paper_as_released", {"local_epochs": 800, "learning_rate": 0.02}),  # to its end
+            )
+        },
+    },
+    "pcdbn": {
+        "proved": {
+            **_STATISTICS,
+            "rounds": 3,
+            "model": {"name": "patch-filters", "components": 30},
+            "trainer": {"name": "pcdbn"},
+        },
+        "paper": {
+            "model": {"name": "cdbn", "filters": 2, "hidden": 8},
+            "trainer": {"name": "pcdbn", "local_epochs": 5, "batch_size": 1000},
+        },
+    },
+    **{
+        name: {
+            "proved": {
+                **_STATISTICS,
+                "data": _PUBLIC,
+                "model": {"name": "class-sums"},
+                "trainer": {"name": name},
+            },
+            **{
+                variant: {
+                    "model": {"name": "adlm-cnn", "filters": 4, "hidden": 8},
+                    "trainer": {"name": name, "batch_size": 40, **more},
+                }
+                for variant in ("paper", "paper_as_released")
+            },
+        }
+        for name, more in (("adlm", {"relevance_epochs": 1}), ("ilm", {}))
+    },
+    "svm": {
+        variant: {
+            "data": _PUBLIC,
+            "model": {"name": "rbf", "features": 20},
+            "trainer": {"name": "svm", "cost": 0.002},  # all records inside the margin: none moves w by more
+        }
+        for variant in ("proved", "paper", "paper_as_printed")
+    },
+}
+NEEDS_DELTA = ("psgd", "random_mask")
+RECORDS = {"svm": 200}  # of a site; of the others:
+FEW = 40
+
+
+class Scaled(SimulationNoise):
+    """Noise times a factor, to see whether an audit notices."""
+
+    def __init__(self, rng: np.random.Generator, factor: float) -> None:
+        super().__init__(rng)
+        self._factor = factor
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add Laplace noise."""
+        return super().laplace(values, scale=scale * self._factor)
+
+    def gaussian(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add Gaussian noise."""
+        return super().gaussian(values, scale=scale * self._factor)
+
+    def spherical(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add noise of random direction."""
+        return super().spherical(values, scale=scale * self._factor)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A trainer with everything that an attacker knows: the start, and the records of both worlds."""
+
+    experiment: Experiment
+    trainer: Trainer
+    net: FlatNetwork
+    weights: Vector
+    worlds: tuple[World, World]  # without the canary, and with it
+    factor: float = 1.0
+
+    def site(self, world: bool, seed: int, turn: int = 1) -> Site:
+        """Return the site of a world."""
+        x, y = self.worlds[world]
+        return Site(x, y, client=0, round=turn, seed=seed)
+
+
+def audit_trainer(
+    name: str,
+    *,
+    variant: str = "proved",
+    epsilon: float = 1.0,
+    delta: float | None = None,
+    trials: int = 500,
+    seed: int = 1,
+    factor: float = 1.0,
+    confidence: float = 0.95,
+) -> Finding:
+    """Audit a trainer in one of its forms: a lower bound on ε from `trials` runs in each of two worlds."""
+    stage = prepare(name, variant=variant, epsilon=epsilon, delta=delta, factor=factor, seed=seed)
+    said = promise(stage.experiment)
+    assert said is not None  # by setup
+    for what, wrong in (("trials", trials < 20), ("confidence", not 0.5 <= confidence < 1)):
+        if wrong:
+            raise ConfigError(f"--{what}: expected at least 20 trials, and a confidence from 0.5 to below 1")
+    use_one_thread()
+    draw, score, attack = _attack(stage, seed)
+
+    def one(rng: np.random.Generator, world: bool) -> float:
+        return score(draw(rng, world), world)
+
+    present, absent = sampled(one, trials=trials, seed=seeds.integer(seed, "audit"))
+    at = stage.experiment.privacy.delta or 0.0
+    return Finding(
+        f"trainer {name}" + ("" if variant == "proved" else f", {variant}"),
+        **about(said.name),
+        claim=epsilon,
+        delta=at,
+        bound=_best(present, absent, delta=at, confidence=confidence),
+        confidence=confidence,
+        attack=attack,
+        trials=2 * trials,
+        seed=seed,
+        noise=factor,
+    )
+
+
+def _best(present: Scores, absent: Scores, *, delta: float, confidence: float) -> float:
+    return two_worlds(present, absent, delta=delta, confidence=confidence)
+
+
+def prepare(
+    name: str,
+    *,
+    variant: str = "proved",
+    epsilon: float = 1.0,
+    delta: float | None = None,
+    factor: float = 1.0,
+    seed: int = 1,
+) -> Stage:
+    """Build the experiment, its trainer, and the two worlds."""
+    if name not in SETUPS:
+        raise ConfigError(f"trainer {name!r} is not known; known: {', '.join(SETUPS)}")
+    if variant not in SETUPS[name]:
+        raise ConfigError(f"--variant = {variant!r}: trainer {name!r} has {', '.join(SETUPS[name])}")
+    if delta is None and name in NEEDS_DELTA:
+        delta = 1e-5
+    privacy = {"budget_epsilon": float(epsilon), "variant": variant} | ({"delta": delta} if delta else {})
+    tables = {"rounds": 1, "clients": {"count": 1}, "privacy": privacy, "name": f"audit-{name}", "seed": seed}
+    experiment = build(tables | SETUPS[name][variant], where=f"audit trainer {name}")
+    members = federation(experiment)
+    trainer, net = make_trainer(experiment, members.dataset)
+    if factor != 1:
+        trainer = _weakened(trainer, experiment, net, factor)
+    weights = starting_weights(experiment, members)
+    said = promise(experiment)
+    assert said is not None
+    x, y = members.client(0)
+    worlds = _worlds(x, y, RECORDS.get(name, FEW), said.unit, said.neighbours)
+    return Stage(experiment, trainer, net, weights, worlds, factor)
+
+
+def _weakened(trainer: Trainer, experiment: Experiment, net: FlatNetwork, factor: float) -> Trainer:
+    """Return a trainer that draws its noise elsewhere than from what it is given with less of it."""
+    if isinstance(trainer, PsgdTrainer):
+        agreed = agreement(experiment, client=0, size=net.size)
+        assert agreed is not None
+        assert isinstance(agreed.release, SampledGaussian)
+        assert isinstance(experiment.trainer, Psgd)
+        less = replace(agreed.release, noise_multiplier=agreed.release.noise_multiplier * factor)
+        return PsgdTrainer(experiment.trainer, net, release=less)
+    if isinstance(trainer, AdlmTrainer | PaperTrainer):
+        raise ConfigError(f"--noise = {factor:g}: the papers' forms draw their own noise; allowed: 1")
+    return trainer
+
+
+def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> tuple[World, World]:
+    """Return the records of both worlds.
+
+    The canary is the negative of a record under a wrong label. Where neighbours replace one, it takes the place
+    of that record; where a participant is protected, all its records are others.
+    """
+    one = (x[:count], y[:count])
+    if unit == "participant":
+        return one, (-x[count : 2 * count], (y[count : 2 * count] + 1) % 10)
+    canary = -x[:1], (y[:1] + 5) % 10
+    rest = one if neighbours == "add/remove one" else (one[0][1:], one[1][1:])
+    return one, (np.concatenate([rest[0], canary[0]]), np.concatenate([rest[1], canary[1]]))
+
+
+# ------------------------------------------------------------------------------------ attacks
+
+Draw = Callable[[np.random.Generator, bool], Transcript]
+
+
+def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
+    variant, trainer = stage.experiment.privacy.variant, stage.trainer
+    if isinstance(trainer, AdlmTrainer):
+        return *_differences(stage, trainer), (
+            "noise elimination: what all inputs have in common is subtracted under each hypothesis, and the one "
+            "that leaves less is taken"
+        )
+    if isinstance(trainer, PaperTrainer) and variant == "paper_as_released":
+        return *_residuals(stage), (
+            "noise elimination: the intercept holds the shared noise, so the released head is a noiseless fit to "
+            "the records of one world and not of the other"
+        )
+    if isinstance(trainer, PaperTrainer) and variant == "paper_as_printed":
+        return *_bounds_of(stage), (
+            "the smallest and largest activations that ship with the model, computed again under each hypothesis"
+        )
+    draw = _draw(stage)
+    return draw, _projection(stage, draw, seed), (
+        "two worlds: what is released, projected on the difference that there is without noise"
+    )
+
+
+def _draw(stage: Stage) -> Draw:
+    """Return what draws one transcript: everything that leaves the site in all rounds, times its public count."""
+    experiment, trainer = stage.experiment, stage.trainer
+    if isinstance(trainer, Releasing):
+
+        def released(rng: np.random.Generator, world: bool) -> Transcript:
+            noise = Scaled(rng, stage.factor)
+            site = stage.site(world, 0)
+            stages = range(1, experiment.rounds + 1)
+            parts = [trainer.release(stage.weights, site, number, noise) for number in stages]
+            return np.concatenate(parts).astype(np.float64) * len(site.y)
+
+        return released
+    agreed = agreement(experiment, client=0, size=stage.net.size)
+    assert agreed is not None
+    if experiment.strategy.name == "dssgd":
+        participant = Participant.of(experiment, 0, stage.net.size, agreed.release)
+        changes = [trainer.fit(stage.weights, stage.site(world, 0), {}).change for world in (False, True)]
+
+        def uploaded(rng: np.random.Generator, world: bool) -> Transcript:
+            noise = Scaled(rng, stage.factor)
+            data = participant.upload(changes[world], seed=0, turn=1, client=0, noise=noise)
+            update = decode(data, size=stage.net.size, most=stage.net.size)
+            found = np.zeros(stage.net.size, np.float32)
+            update.overwrite(found)
+            return found.astype(np.float64)
+
+        return uploaded
+
+    def fitted(rng: np.random.Generator, world: bool) -> Transcript:
+        site = stage.site(world, int(rng.integers(2**62)))
+        return trainer.fit(stage.weights, site, {}).change.astype(np.float64) * len(site.y)
+
+    return fitted
+
+
+def _projection(stage: Stage, draw: Draw, seed: int) -> Score:
+    """Return Fisher's score: the noiseless difference of the worlds over the noise's variance."""
+    difference = _noiseless(stage, True) - _noiseless(stage, False)
+    rng = seeds.generator(seed, "audit calibration")
+    runs = np.stack([draw(rng, bool(i % 2)) for i in range(CALIBRATION)])
+    spread = np.mean([runs[w::2].var(0) for w in (0, 1)], axis=0)
+    if stage.experiment.strategy.name == "dssgd":
+        spread = spread.mean()  # which coordinates are uploaded changes from run to run
+    weight = difference / np.maximum(spread, 1e-9 * spread.max() + 1e-300)
+    return lambda transcript, _: float(transcript @ weight)
+
+
+def _noiseless(stage: Stage, world: bool) -> Transcript:
+    """Return what would be released without noise."""
+    experiment, trainer, site = stage.experiment, stage.trainer, stage.site(world, 0)
+    if isinstance(trainer, Releasing):
+        stages = range(1, experiment.rounds + 1)
+        parts = [trainer.release(stage.weights, site, number, None) for number in stages]
+        return np.concatenate(parts).astype(np.float64) * len(site.y)
+    if isinstance(trainer, PsgdTrainer):
+        assert isinstance(experiment.trainer, Psgd)
+        quiet = SampledGaussian(1e-3, experiment.trainer.sample_rate, experiment.trainer.steps_per_round)
+        net = FlatNetwork(stage.net.name, site.x.shape[1:], 10)  # Opacus takes a network once
+        change = PsgdTrainer(experiment.trainer, net, release=quiet).fit(stage.weights, site, {}).change
+        return change.astype(np.float64) * len(site.y)
+    if isinstance(trainer, PaperTrainer):
+        plain: dict[str, Any] = experiment.tables()
+        plain["trainer"]["perturb"] = False
+        plain["privacy"] = {}
+        quiet_trainer, _ = make_trainer(build(plain), federation(experiment).dataset)
+        return quiet_trainer.fit(stage.weights, site, {}).change.astype(np.float64) * len(site.y)
+    return trainer.fit(stage.weights, site, {}).change.astype(np.float64)
+
+
+def _differences(stage: Stage, trainer: AdlmTrainer) -> tuple[Draw, Score]:
+    """Attack inputs that one noise image is added to: the paper says that they are private as they are."""
+    plain = [np.clip((x.reshape(len(x), -1) + 1) / 2, 0, 1) for x, _ in stage.worlds]
+
+    def draw(rng: np.random.Generator, world: bool) -> Transcript:
+        site = stage.site(world, int(rng.integers(2**62)))
+        return np.asarray(trainer.seen(stage.weights, site), np.float64)
+
+    def left(seen: Transcript, world: int) -> float:
+        apart = seen - plain[world]
+        return float(np.linalg.norm(apart - apart.mean(0)))
+
+    return draw, lambda seen, _: left(seen, 0) - left(seen, 1)
+
+
+def _residuals(stage: Stage) -> tuple[Draw, Score]:
+    draw = _weights_of(stage)
+
+    def left(weights: Transcript, world: int) -> float:
+        return head_residual(stage.net, weights.astype(np.float32), *stage.worlds[world])
+
+    return draw, lambda weights, _: left(weights, 0) - left(weights, 1)
+
+
+def _bounds_of(stage: Stage) -> tuple[Draw, Score]:
+    draw, trainer = _weights_of(stage), stage.trainer
+    assert isinstance(trainer, PaperTrainer)
+
+    def left(weights: Transcript, world: int) -> float:
+        return trainer.bounds_apart(weights.astype(np.float32), stage.worlds[world][0])
+
+    return draw, lambda weights, _: left(weights, 0) - left(weights, 1)
+
+
+def _weights_of(stage: Stage) -> Draw:
+    """Return what draws the weights that a model is released with."""
+
+    def draw(rng: np.random.Generator, world: bool) -> Transcript:
+        site = stage.site(world, int(rng.integers(2**62)))
+        return (stage.weights + stage.trainer.fit(stage.weights, site, {}).change).astype(np.float64)
+
+    return draw
+
+
+def known_trainers() -> Mapping[str, tuple[str, ...]]:
+    """Return the trainers that can be audited, each with its variants."""
+    return {name: tuple(variants) for name, variants in SETUPS.items()}

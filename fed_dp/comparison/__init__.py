@@ -1,0 +1,1 @@
+"""Comparing mechanisms: all their runs, what came of them, and one report."""
