@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fed_dp
+from fed_dp.cli_compare import audit, compare, demo
 from fed_dp.cli_deploy import deploy
 from fed_dp.errors import ConfigError, FedDpError, ResumeError
 
@@ -39,6 +40,8 @@ ledger = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(ledger, name="ledger")
 app.add_typer(deploy, name="deploy")
+app.add_typer(audit, name="audit")
+app.add_typer(demo, name="demo")
 
 Profile = Annotated[
     str | None,
@@ -176,6 +179,8 @@ def _observer(console: Console, quiet: bool) -> Observer:
 def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
+
+app.command("compare")(compare)
 
 # ------------------------------------------------------------------------------------ predict
 

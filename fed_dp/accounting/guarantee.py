@@ -112,8 +112,8 @@ GUARANTEES = {
             "refuted",
             "record",
             "replace one",
-            "dPA's released program adds one and the same noise vector to the hidden units of all records, and "
-            "the head's intercept absorbs it: the weights are those of a training without noise",
+            "dPA's released program adds one and the same noise vector to the hidden units of all records, "
+            "and the head's intercept absorbs it: the weights are those of a training without noise",
         ),
         Guarantee(
             "pcdbn_paper",

@@ -66,8 +66,8 @@ def two_worlds(present: Scores, absent: Scores, *, delta: float = 0.0, confidenc
         int(_count(np.sort(scores[trials : 2 * trials]), np.array([limit]), above=above)[0])
         for scores in (present, absent)
     ]
-    more, fewer = reversed(tested) if swapped else tested
-    return from_rates(more, fewer, trials, delta=delta, doubt=doubt)
+    often, seldom = reversed(tested) if swapped else tested
+    return from_rates(often, seldom, trials, delta=delta, doubt=doubt)
 
 
 def _count(scores: Scores, limits: Scores, *, above: bool) -> NDArray[np.int64]:

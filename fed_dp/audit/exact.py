@@ -17,6 +17,7 @@ from scipy.stats import laplace
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import Noise, NoiseSource, Released, gaussian_epsilon
+from fed_dp.mechanisms.noise import Integers, Reals
 
 Values = NDArray[np.float64]
 
@@ -36,28 +37,28 @@ class Spy:
     name: NoiseSource = "simulation"
 
     def __init__(self, factor: float = 1.0) -> None:
-        self.calls: list[Call] = []
+        self.noted: list[Call] = []
         self._factor = factor
 
-    def laplace(self, values: Values, *, scale: float) -> Values:
+    def laplace(self, values: Reals, *, scale: float) -> Values:
         """Note Laplace noise."""
         return self._note("laplace", values, scale)
 
-    def gaussian(self, values: Values, *, scale: float) -> Values:
+    def gaussian(self, values: Reals, *, scale: float) -> Values:
         """Note Gaussian noise."""
         return self._note("gaussian", values, scale)
 
-    def spherical(self, values: Values, *, scale: float) -> Values:
+    def spherical(self, values: Reals, *, scale: float) -> Values:
         """Note noise of random direction, its length a Gamma variable."""
         return self._note("spherical", values, scale)
 
-    def shuffled(self, items: Values) -> Values:
+    def shuffled(self, items: Integers) -> Integers:
         """Leave the order as it is."""
         return items
 
-    def _note(self, kind: str, values: Values, scale: float) -> Values:
+    def _note(self, kind: str, values: Reals, scale: float) -> Values:
         exact = np.array(values, np.float64)
-        self.calls.append(Call(kind, exact, scale * self._factor))
+        self.noted.append(Call(kind, exact, scale * self._factor))
         return exact
 
 
@@ -70,7 +71,7 @@ def loss(release: Callable[[Noise, bool], object], *, delta: float = 0.0, factor
     for spy, world in zip(spies, (False, True), strict=True):
         release(spy, world)
     pure, squared = 0.0, 0.0
-    for one, other in zip(spies[0].calls, spies[1].calls, strict=True):
+    for one, other in zip(spies[0].noted, spies[1].noted, strict=True):
         if (one.kind, one.scale, one.values.shape) != (other.kind, other.scale, other.values.shape):
             return math.inf  # how much noise there is depends on the records
         apart = (one.values - other.values).ravel()
@@ -139,14 +140,17 @@ def sparse_vector_losses(
     def asked(fill: float) -> list[Call]:
         spy = Spy(factor)
         release(np.full(size, fill), spy)
-        return spy.calls
+        return spy.noted
 
     high, low, none = asked(40 * bound), asked(-40 * bound), asked(0.0)
     [query] = [i for i in (0, 1) if high[i].values.size == size]
-    scales = {
-        "threshold_scale": high[1 - query].scale,
-        "query_scale": high[query].scale,
-        "moved": float(np.abs(high[query].values - none[query].values).max()),
-    }
-    finding = count * find_loss(positives=1, **scales) if segments else find_loss(positives=count, **scales)
+    moved = float(np.abs(high[query].values - none[query].values).max())
+
+    def found(positives: int) -> float:
+        threshold_scale, query_scale = high[1 - query].scale, high[query].scale
+        return find_loss(
+            threshold_scale=threshold_scale, query_scale=query_scale, moved=moved, positives=positives
+        )
+
+    finding = count * found(1) if segments else found(count)
     return finding, float(np.abs(high[2].values - low[2].values).sum()) / high[2].scale

@@ -12,6 +12,16 @@ from fed_dp.accounting.statement import number
 
 REFUTED = "refuted in this configuration"
 NOT_REFUTED = "not refuted by this attack"
+NOTHING_STATED = "nothing is stated that could be refuted"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is stated about a release: how sure it is, and whom it protects."""
+
+    stated: str  # proved, claimed or refuted
+    unit: str
+    neighbours: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +33,7 @@ class Finding:
     """
 
     subject: str
-    stated: str  # proved, claimed or refuted
-    unit: str
-    neighbours: str
+    said: Said
     claim: float
     delta: float
     bound: float  # −∞ where the attack showed nothing
@@ -43,11 +51,16 @@ class Finding:
     @property
     def verdict(self) -> str:
         """The finding in words. There is no word for a bound below the claim that says "verified"."""
+        if self.claim == math.inf:
+            return NOTHING_STATED
         return REFUTED if self.refuted else NOT_REFUTED
 
     def tables(self) -> dict[str, Any]:
         """Return it as plain tables."""
-        return {**asdict(self), "bound": _finite(self.bound), "verdict": self.verdict}
+        claim = self.claim if math.isfinite(self.claim) else None
+        told = {**asdict(self), **asdict(self.said), "claim": claim, "bound": _finite(self.bound)}
+        del told["said"]
+        return {**told, "verdict": self.verdict}
 
     def lines(self) -> list[str]:
         """Return it for people: what is stated first, then the bound."""
@@ -55,17 +68,17 @@ class Finding:
         weakened = "" if self.noise == 1 else f"; with {self.noise:g} × its noise"
         seed = "" if self.seed is None else f", seed {self.seed}"
         return [
-            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.stated}; one "
-            f"{self.unit}, {self.neighbours}){weakened}",
+            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.said.stated}; one "
+            f"{self.said.unit}, {self.said.neighbours}){weakened}",
             f"  at least ε = {bound_text(self.bound)} is lost ({sure}{seed}): {self.verdict}",
             f"  attack: {self.attack}",
         ]
 
 
-def about(guarantee: str) -> dict[str, str]:
-    """Return what a named guarantee states, for a finding."""
+def about(guarantee: str) -> Said:
+    """Return what a named guarantee states."""
     promise = GUARANTEES[guarantee]
-    return {"stated": promise.status, "unit": promise.unit, "neighbours": promise.neighbours}
+    return Said(promise.status, promise.unit, promise.neighbours)
 
 
 def _finite(bound: float) -> float | None:

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 
 from fed_dp.accounting import noise_multiplier
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
-from fed_dp.audit.finding import Finding, about
+from fed_dp.audit.finding import Finding, Said, about
 from fed_dp.clients.svm import solve
 from fed_dp.errors import ConfigError
 from fed_dp.mechanisms import (
@@ -40,7 +40,7 @@ from fed_dp.mechanisms.statistics import (
 from fed_dp.mechanisms.support_vector import SvmNoise, gap, perturbed
 from fed_dp.sharing.private_selection import RandomMask
 
-ANY = {"stated": "proved", "unit": "input", "neighbours": "any two inputs"}
+ANY = Said("proved", "input", "any two inputs")
 COUNT, BOUND, THRESHOLD = 3, 0.5, 0.2  # c, γ and τ of sparse vectors
 SIZE = 20  # numbers of other inputs
 RECORDS, COST = 101, 0.5  # of support vector machines
@@ -62,7 +62,7 @@ def audit_mechanism(
 
 def _found(
     subject: str,
-    said: dict[str, str],
+    said: Said,
     claim: float,
     bound: float,
     attack: str,
@@ -71,7 +71,7 @@ def _found(
     factor: float,
 ) -> Finding:
     return Finding(
-        subject, **said, claim=claim, delta=delta, bound=bound, confidence=1.0, attack=attack, noise=factor
+        subject, said, claim=claim, delta=delta, bound=bound, confidence=1.0, attack=attack, noise=factor
     )
 
 
@@ -107,8 +107,8 @@ def _sparse_vector(form: str, epsilon: float, _: float, factor: float) -> Iterat
         once, bound=BOUND, count=COUNT, segments=form != "sparse_vector", factor=factor
     )
     attack = (
-        f"exact: {COUNT} of 10,000 magnitudes move from γ to 0, the others from 0 to γ ({finding:.3f}); released "
-        f"values from −40γ to 40γ ({releasing:.3f})"
+        f"exact: {COUNT} of 10,000 magnitudes move from γ to 0, the others from 0 to γ ({finding:.3f}); "
+        f"released values from −40γ to 40γ ({releasing:.3f})"
     )
     yield _found(form, about(form), epsilon, finding + releasing, attack, delta=0.0, factor=factor)
 
@@ -165,23 +165,25 @@ def _statistics(epsilon: float, delta: float, factor: float) -> Iterator[Finding
             )
 
 
-def _psgd(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
-    """The subsampled Gaussian's own pair of worlds: a record whose gradient is C in every step, or is not there.
+def sampled_gaussian_loss(sigma: float, rate: float, steps: int, delta: float) -> float:
+    """Return ε at δ of the sampled Gaussian's own pair of worlds: a gradient of length C, or none.
 
-    dp-accounting's privacy loss distribution, rounded to the side that claims less: a lower bound.
+    By dp-accounting's privacy loss distribution, rounded to the side that claims less: a lower bound.
     """
-    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=RATE, steps=STEPS)
     shown = pld.from_gaussian_mechanism(
-        sigma * factor,
+        sigma,
         value_discretization_interval=1e-3,
-        sampling_prob=RATE,
+        sampling_prob=rate,
         pessimistic_estimate=False,
         use_connect_dots=False,
-    ).self_compose(STEPS)
-    attack = (
-        f"exact: all {STEPS} noisy sums at q = {RATE:g}, gradient of length C, by privacy loss distributions"
     )
-    bound = float(shown.get_epsilon_for_delta(delta))
+    return float(shown.self_compose(steps).get_epsilon_for_delta(delta))
+
+
+def _psgd(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
+    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=RATE, steps=STEPS)
+    bound = sampled_gaussian_loss(sigma * factor, RATE, STEPS, delta)
+    attack = f"exact: all {STEPS} noisy sums at q = {RATE:g}, a gradient of length C in each"
     yield _found("psgd", about("psgd"), epsilon, bound, attack, delta=delta, factor=factor)
 
 
@@ -200,7 +202,8 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
             return perturbed(solved[world][None], kind=kind, amount=amount, noise=noise, **options)  # type: ignore[arg-type]
 
         bound = loss(worlds, delta=at, factor=factor)
-        attack = f"exact: {RECORDS} records, all but one in pairs that cancel, that one changes its label; {kind} noise"
+        pairs = f"{RECORDS} records, all but one in pairs that cancel"
+        attack = f"exact: {pairs}; that one changes its label; {kind} noise"
         yield _found(f"{form} ({kind})", about(form), epsilon, bound, attack, delta=at, factor=factor)
 
 
@@ -211,7 +214,7 @@ def opposed_weights(each: float, sign: float) -> Values:
     half /= np.linalg.norm(half, axis=1, keepdims=True)
     z = np.concatenate([half, half, last[None]])
     signs = np.concatenate([np.ones(len(half)), -np.ones(len(half)), [sign]])
-    return solve(z, signs, cost=each, gap=gap(each))
+    return np.asarray(solve(z, signs, cost=each, gap=gap(each)), np.float64)
 
 
 MECHANISMS: dict[str, Audit] = {

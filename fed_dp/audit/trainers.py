@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
-from fed_dp.audit.bounds import Scores, sampled, two_worlds
+from fed_dp.audit.bounds import sampled, two_worlds
 from fed_dp.audit.finding import Finding, about
 from fed_dp.clients.adlm import AdlmTrainer
 from fed_dp.clients.paper import PaperTrainer, head_residual
@@ -44,7 +44,7 @@ Score = Callable[[Transcript, bool], float]
 _PUBLIC = {"name": "digits", "public_records": 100}
 _STATISTICS = {"strategy": {"name": "statistics"}}
 _DSSGD = {"name": "dssgd", "upload_fraction": 0.1}
-# The smallest experiment of each trainer, by its variant. All are on digits, one site, one round of each stage.
+# The smallest experiment of each trainer, by its variant: on digits, one site, one round of each stage.
 SETUPS: dict[str, dict[str, dict[str, Any]]] = {
     "psgd": {"proved": {"model": {"name": "linear"}, "trainer": {"name": "psgd", "sample_rate": 1.0}}},
     "dssgd": {
@@ -190,20 +190,16 @@ def audit_trainer(
     at = stage.experiment.privacy.delta or 0.0
     return Finding(
         f"trainer {name}" + ("" if variant == "proved" else f", {variant}"),
-        **about(said.name),
+        about(said.name),
         claim=epsilon,
         delta=at,
-        bound=_best(present, absent, delta=at, confidence=confidence),
+        bound=two_worlds(present, absent, delta=at, confidence=confidence),
         confidence=confidence,
         attack=attack,
         trials=2 * trials,
         seed=seed,
         noise=factor,
     )
-
-
-def _best(present: Scores, absent: Scores, *, delta: float, confidence: float) -> float:
-    return two_worlds(present, absent, delta=delta, confidence=confidence)
 
 
 def prepare(
@@ -254,8 +250,8 @@ def _weakened(trainer: Trainer, experiment: Experiment, net: FlatNetwork, factor
 def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> tuple[World, World]:
     """Return the records of both worlds.
 
-    The canary is the negative of a record under a wrong label. Where neighbours replace one, it takes the place
-    of that record; where a participant is protected, all its records are others.
+    The canary is the negative of a record under a wrong label. Where neighbours replace one, it takes the
+    place of that record; where a participant is protected, all its records are others.
     """
     one = (x[:count], y[:count])
     if unit == "participant":
@@ -274,26 +270,29 @@ def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
     variant, trainer = stage.experiment.privacy.variant, stage.trainer
     if isinstance(trainer, AdlmTrainer):
         return *_differences(stage, trainer), (
-            "noise elimination: what all inputs have in common is subtracted under each hypothesis, and the one "
-            "that leaves less is taken"
+            "noise elimination: what all inputs have in common is subtracted under each hypothesis, and the "
+            "one that leaves less is taken"
         )
     if isinstance(trainer, PaperTrainer) and variant == "paper_as_released":
         return *_residuals(stage), (
-            "noise elimination: the intercept holds the shared noise, so the released head is a noiseless fit to "
-            "the records of one world and not of the other"
+            "noise elimination: the intercept holds the shared noise, so the released head is a noiseless "
+            "fit to the records of one world and not of the other"
         )
     if isinstance(trainer, PaperTrainer) and variant == "paper_as_printed":
         return *_bounds_of(stage), (
-            "the smallest and largest activations that ship with the model, computed again under each hypothesis"
+            "the smallest and largest activations that ship with the model, computed again under each "
+            "hypothesis"
         )
     draw = _draw(stage)
-    return draw, _projection(stage, draw, seed), (
-        "two worlds: what is released, projected on the difference that there is without noise"
+    return (
+        draw,
+        _projection(stage, draw, seed),
+        ("two worlds: what is released, projected on the difference that there is without noise"),
     )
 
 
 def _draw(stage: Stage) -> Draw:
-    """Return what draws one transcript: everything that leaves the site in all rounds, times its public count."""
+    """Return what draws one transcript: all that leaves the site in all rounds, times its public count."""
     experiment, trainer = stage.experiment, stage.trainer
     if isinstance(trainer, Releasing):
 

@@ -40,8 +40,8 @@ class PaperTrainer:
     `epsilon` is the whole budget; each layer and the head get an equal share of it, where the papers
     give each of them the whole and call the whole ε. None: no noise. Optimiser: Adam, on batches.
     With `as_printed`, an auto-encoder normalises by the records' own bounds (Eq. 13), which no noise hides.
-    With `as_released`, coefficients have no noise; one noise vector is added to the hidden units of all records
-    alike, Lap(Δ/ε)/n, such that their sum over n records gets Lap(Δ/ε). A head with an intercept absorbs it.
+    With `as_released`, coefficients have no noise; one noise vector is added to the hidden units of all
+    records alike, Lap(Δ/ε)/n, such that their sum over n records gets Lap(Δ/ε). An intercept absorbs it.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class PaperTrainer:
             self._descend(everything, self._head(network), site, order)
             if isinstance(network, AutoEncoder) and network.intercept is not None:
                 with torch.no_grad():  # what was learnt for noisy hidden units, as it is without them
-                    network.intercept += self._shared(self._depth, network.head) @ network.head
+                    network.intercept.add_(self._shared(self._depth, network.head) @ network.head)
         network.eval()
         return Fit(np.clip(net.weights() - weights, -LARGEST, LARGEST))
 
@@ -255,7 +255,7 @@ def head_residual(net: FlatNetwork, weights: Vector, x: Floats, y: Integers) -> 
     """Return how far weights are from a head that was fitted to these records without noise.
 
     The length of the gradient of the truncated cross-entropy (and the L1 term) by head and intercept: 0 where
-    training has come to its end. Noise that all records' hidden units share is in the intercept, and drops out.
+    training has come to its end. Noise that all records' hidden units share is in the intercept, alone.
     """
     network = net.network
     assert isinstance(network, AutoEncoder)

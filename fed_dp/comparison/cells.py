@@ -113,7 +113,9 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int) -> Iterator[Done]:
         # The longest first would be best; those of many rounds are a fair guess at it.
         ordered = sorted(todo.values(), key=lambda cell: -cell.experiment.rounds)
         waiting: dict[Future[dict[str, Any]], Cell] = {
-            pool.submit(_work, json.dumps(cell.experiment.tables()), str(_folder(root, cell.experiment))): cell
+            pool.submit(
+                _work, json.dumps(cell.experiment.tables()), str(_folder(root, cell.experiment))
+            ): cell
             for cell in ordered
         }
         while waiting:
@@ -124,8 +126,8 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int) -> Iterator[Done]:
                     summary = future.result()
                 except BrokenProcessPool:
                     raise RunError(
-                        f"a process of the comparison died, likely for want of memory, at {cell.variant}: try "
-                        "--jobs 1; what is done is kept"
+                        f"a process of the comparison died, likely for want of memory, at {cell.variant}: "
+                        "try --jobs 1; what is done is kept"
                     ) from None
                 except FedDpError as error:
                     yield Done(cell, {}, [], failure=str(error))

@@ -15,6 +15,7 @@ from scipy.stats import t as student
 
 from fed_dp.comparison.cells import Done
 from fed_dp.experiment.comparing import Plan
+from fed_dp.experiment.release import agreement
 from fed_dp.simulations.groups import SCORES, spread_of
 from fed_dp.strategies.rounds import versions
 from fed_dp.strategies.run_folder import Line
@@ -39,7 +40,9 @@ def outcome(plan: Plan, done: Sequence[Done], *, command: str) -> dict[str, Any]
         "baseline": plan.baseline,
         "epsilons": list(plan.epsilons),
         "seeds": list(plan.seeds),
-        "data": None if first is None else {**first["data"], "clients": plan.cells[0].experiment.clients.count},
+        "data": None
+        if first is None
+        else {**first["data"], "clients": plan.cells[0].experiment.clients.count},
         "rows": rows,
         "versions": {**versions(), "python": platform.python_version()},
         "experiments": {
@@ -76,14 +79,23 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
         "mechanism": first["mechanism"],
         "rounds": first["rounds"],
         "clients": first["clients"],
-        "bytes": {key: float(np.mean([s["bytes"][key] for s in summaries])) for key in ("uploaded", "downloaded")},
+        "bytes": {
+            key: float(np.mean([s["bytes"][key] for s in summaries])) for key in ("uploaded", "downloaded")
+        },
         "seconds": told["seconds"],
         "privacy": max(costs, key=lambda cost: float(cost["epsilon_total"])) if costs else None,
         "epsilon_by_round": first["epsilon_by_round"],
+        "paid_once": _paid_once(there[0]),
         "by_round": _by_round([done.lines for done in there]),
         "digests": {str(done.cell.seed): done.cell.experiment.digest for done in there},
         "notes": first["data"]["notes"],
     }
+
+
+def _paid_once(done: Done) -> bool:
+    """Return whether all is released in the rounds of the run, and any further round would be free."""
+    agreed = agreement(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
+    return agreed is not None and 0 < len(agreed.stages) <= done.summary["rounds"]
 
 
 def _by_round(lines: Sequence[Sequence[Line]]) -> list[dict[str, float]]:

@@ -115,9 +115,7 @@ def _section(tables: Tables, where: str) -> Tables:
     return given
 
 
-def _complete(
-    built: dict[str, Experiment], tables: Tables, settings: Sequence[str], where: str
-) -> str:
+def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[str], where: str) -> str:
     """Add what is missing: pSGD, and the references, on pSGD's network. Return the baseline's name."""
     found = [name for name, e in built.items() if e.trainer.name == "psgd"]
     plain = [name for name in found if built[name].strategy.name == "averaging"]

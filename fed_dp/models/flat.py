@@ -130,6 +130,12 @@ class Evaluator:
             scores["auc"] = float(roc_auc_score(y.numpy(), difference.numpy()))
         return scores
 
+    def losses(self, weights: Vector) -> NDArray[np.float64]:
+        """Return each record's negative log-likelihood."""
+        output = self._output(weights, self._x).double()
+        found: NDArray[np.float64] = nn.functional.nll_loss(output, self._y, reduction="none").numpy()
+        return found
+
     def probabilities(self, weights: Vector) -> Vector:
         """Return each class' probability for every record."""
         found: Vector = self._output(weights, self._x).exp().numpy()

@@ -1,4 +1,4 @@
-"""report.html: one self-contained page with the accuracy curves, drawn from metrics and summaries."""
+"""report.html: one self-contained page about the runs of a file, drawn from metrics and summaries."""
 
 from __future__ import annotations
 
@@ -11,20 +11,13 @@ from typing import Any
 
 from fed_dp.accounting import Statement
 from fed_dp.accounting.statement import number
+from fed_dp.simulations.chart import Chart, Point, Series, to_html
 from fed_dp.simulations.groups import Summary, firsts, grouped, spread_of
+from fed_dp.simulations.page import page
 from fed_dp.strategies.run_folder import Line, write_atomically
 
 FEW_OWNERS = 12
 SCORE_WORDS = {"accuracy": "accuracy", "auc": "AUC"}
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem;
-  color: #222 }
-table { border-collapse: collapse; width: 100% }
-th, td { padding: .35rem .6rem; border-bottom: 1px solid #ddd }
-th { text-align: left } td.number { text-align: right; font-variant-numeric: tabular-nums }
-svg { max-width: 100%; height: auto } small { color: #666 }
-"""
 
 
 def cost_text(summary: Summary) -> str:
@@ -85,32 +78,27 @@ def write_report(
     first = next(iter(results.values()))
     told = dict.fromkeys(note for summary in results.values() for note in summary["data"]["notes"])
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in told)
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>{html.escape(name)}</title><style>{_STYLE}</style></head>
-<body>
-<h1>{html.escape(name)}</h1>
+    body = f"""<h1>{html.escape(name)}</h1>
 <p>Data: {html.escape(first["data"]["name"])}, {first["data"]["train"]:,} training and
 {first["data"]["test"]:,} test records, partition {html.escape(first["data"]["partition"])};
 model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,} parameters.</p>
 <ul>{notes}</ul>
 {repeated}
-<table><tr><th>run</th><th>trainer, strategy</th><th>clients</th><th>rounds</th><th>accuracy</th>
+<div class="scroll"><table><tr><th>run</th><th>trainer, strategy</th><th>clients</th><th>rounds</th>
+<th>accuracy</th>
 <th>best</th><th>privacy, whole run</th><th>MB up / down</th><th>seconds</th></tr>
 {rows}
-</table>
+</table></div>
 <ul>{traffic}</ul>
 {_by_owner(results)}
-<h2>Test accuracy by round</h2>
 {_curves(lines)}
 {_by_epsilon(results)}
 {_epsilon_by_round(results)}
 <h2>What privacy it cost</h2>
 {statements or "<p>No run was private.</p>"}
 <p><small>Drawn from metrics.jsonl and summary.json beside this page. Experiment digests:
-{html.escape(", ".join(f"{v} {s['digest'][:12]}" for v, s in results.items()))}.</small></p>
-</body></html>
-"""
-    write_atomically(path, page.encode())
+{html.escape(", ".join(f"{v} {s['digest'][:12]}" for v, s in results.items()))}.</small></p>"""
+    write_atomically(path, page(name, body).encode())
 
 
 def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
@@ -136,7 +124,7 @@ def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
 <table><tr><th>run</th><th>repetitions</th><th>mean</th><th>deviation</th><th>95 % of the mean, from</th>
 <th>to</th><th>least</th><th>most</th></tr>{"".join(rows)}</table>
 <p>All other tables and figures show every run by its first repetition.</p>
-{drawn()}"""
+<figure class="plain">{drawn()}</figure>"""
 
 
 def _by_owner(results: Mapping[str, Summary]) -> str:
@@ -201,7 +189,7 @@ def _statement(summary: Summary) -> str:
         "assumptions": "; ".join(cost.assumptions),
         **({"warnings": "; ".join(cost.warnings)} if cost.warnings else {}),
     }
-    rows = "".join(f"<tr><th>{k}</th><td>{html.escape(v)}</td></tr>" for k, v in pairs.items())
+    rows = "".join(f'<tr><th scope="row">{k}</th><td>{html.escape(v)}</td></tr>' for k, v in pairs.items())
     return f"<table>{rows}</table>"
 
 
@@ -216,20 +204,18 @@ def _by_epsilon(results: Mapping[str, Summary]) -> str:
     printed = any(s["privacy"]["epsilon_per_parameter"] for group in groups.values() for s in group)
     keys = {"epsilon_per_parameter": "ε/c: of one parameter in one round"} if printed else {}
     keys["epsilon_total"] = "ε: of the whole run"
-    with _figure() as (figure, drawn):
-        panels = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
-        for (key, label), axes in zip(keys.items(), panels, strict=True):
-            for name, group in groups.items():
-                known = sorted(
-                    (s["privacy"][key], s["accuracy"]["final"]) for s in group if s["privacy"][key]
-                )
-                if known:
-                    axes.plot(*zip(*known, strict=True), marker="o", markersize=4, label=name)
-            axes.set(xscale="log", xlabel=label, ylim=(0, 1))
-            axes.grid(alpha=0.3)
-        panels[0].set(ylabel="test accuracy")
-        panels[-1].legend(fontsize=8)
-    return f"<h2>Test accuracy by ε</h2>\n{drawn()}"
+    return "".join(_against(key, label, groups) for key, label in keys.items())
+
+
+def _against(key: str, label: str, groups: Mapping[str, Sequence[Summary]]) -> str:
+    series = []
+    for name, group in groups.items():
+        known = sorted((s["privacy"][key], s["accuracy"]["final"]) for s in group if s["privacy"][key])
+        series.append(Series(name, tuple(Point(x, y) for x, y in known)))
+    title = f"Test accuracy by ε{'' if key == 'epsilon_total' else ' of one parameter'}"
+    return to_html(
+        Chart(key.replace("_", "-"), title, label, "test accuracy", tuple(series), log_x=True, from_zero=True)
+    )
 
 
 def _epsilon_by_round(results: Mapping[str, Summary]) -> str:
@@ -237,15 +223,27 @@ def _epsilon_by_round(results: Mapping[str, Summary]) -> str:
     private = {variant: s["epsilon_by_round"] for variant, s in results.items() if s["epsilon_by_round"]}
     if not private:
         return ""
-    with _figure() as (figure, drawn):
-        axes = figure.subplots()
-        for variant, spent in private.items():
-            axes.plot(range(1, len(spent) + 1), spent, marker="o", markersize=3, label=variant)
-        axes.set(xlabel="round", ylabel="ε spent by the dearest site")
-        axes.set_yscale("log" if max(map(max, private.values())) > 100 else "linear")
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, ncols=1 + len(private) // 12)
-    return f"<h2>ε by round</h2>\n{drawn()}"
+    series = tuple(
+        Series(variant, tuple(Point(turn, value) for turn, value in enumerate(spent, 1)))
+        for variant, spent in private.items()
+    )
+    wide = max(map(max, private.values())) > 100
+    chart = Chart(
+        "epsilon-by-round", "ε by round", "round", "ε spent by the dearest site", series, log_y=wide
+    )
+    return to_html(chart)
+
+
+def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
+    series = tuple(
+        Series(
+            variant,
+            tuple(Point(line["round"], line["accuracy"]) for line in rounds if "accuracy" in line),
+        )
+        for variant, rounds in lines.items()
+    )
+    title = "Test accuracy by round"
+    return to_html(Chart("accuracy-by-round", title, "round", "test accuracy", series, from_zero=True))
 
 
 @contextmanager
@@ -261,21 +259,3 @@ def _figure() -> Iterator[tuple[Any, Callable[[], str]]]:
         figure = Figure(figsize=(9, 4.2), layout="constrained")
         yield figure, lambda: out.getvalue()[out.getvalue().index("<svg") :]
         figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-
-
-def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
-    with _figure() as (figure, drawn):
-        axes = figure.subplots()
-        for variant, rounds in lines.items():
-            scored = [line for line in rounds if "accuracy" in line]
-            axes.plot(
-                [line["round"] for line in scored],
-                [line["accuracy"] for line in scored],
-                marker="o",
-                markersize=3,
-                label=variant,
-            )
-        axes.set(xlabel="round", ylabel="test accuracy", ylim=(0, 1))
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8, ncols=1 + len(lines) // 12)
-    return drawn()

@@ -25,7 +25,7 @@ from fed_dp.mechanisms.support_vector import paper_scale, sensitivity
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from tests.clients.deployed import Deployed
-from tests.mechanisms.test_support_vector import SpyOnLength
+from tests.mechanisms.privacy_loss import Spy
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -65,7 +65,7 @@ def test_the_noise_is_what_was_agreed(changes: dict[str, Any], kind: str) -> Non
     agreed = agreement(given, client=0, size=weights.size)
     assert agreed is not None
     assert agreed.stages == (agreed.release,)
-    spy = SpyOnLength()
+    spy = Spy()
     trainer.release(weights, site, 1, spy)
     [(values, scale)] = spy.calls
     assert values.shape == (10, 40)  # one problem for each digit, against the rest
@@ -178,7 +178,7 @@ def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
 
 def test_what_is_released_is_solved_with_c_over_n() -> None:
     trainer, weights, site = ready(experiment())
-    spy = SpyOnLength()
+    spy = Spy()
     trainer.release(weights, site, 1, spy)
     [(solved, _)] = spy.calls
     assert np.array_equal(solved, trainer._solved(weights, site, 50.0 / len(site.y)))

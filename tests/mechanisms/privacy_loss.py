@@ -11,8 +11,9 @@ from collections.abc import Callable, Hashable
 from types import ModuleType
 
 import numpy as np
-from scipy.integrate import quad
-from scipy.stats import beta, laplace
+
+from fed_dp.audit import exact
+from fed_dp.audit.bounds import from_rates
 
 
 def mutant(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
@@ -29,57 +30,12 @@ def mutant(module: ModuleType, *changes: tuple[str, str]) -> ModuleType:
     return weakened
 
 
-class Spy:
-    """A noise source that adds nothing and notes what it was asked for."""
+class Spy(exact.Spy):
+    """The audit's spy: a noise source that adds nothing and notes what it was asked for."""
 
-    name = "simulation"
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[np.ndarray, float]] = []
-
-    def laplace(self, values: np.ndarray, *, scale: float) -> np.ndarray:
-        self.calls.append((np.array(values, np.float64), scale))
-        return np.array(values, np.float64)
-
-    gaussian = laplace
-
-    def shuffled(self, items: np.ndarray) -> np.ndarray:
-        return items
-
-
-def find_loss(
-    *, threshold_scale: float, query_scale: float, moved: float, positives: int, negatives: int = 10_000
-) -> float:
-    """Return the exact loss of finding: `negatives` queries move up, `positives` down, each by `moved`.
-
-    ln of ∫ p(z) F(τ + z)^m (1 − F(τ + z − moved))^c dz over the same with the queries swapped; τ is
-    chosen such that it is worst.
-    """
-
-    def logarithm(tau: float, low: float, high: float) -> float:
-        def exponent(z: np.ndarray) -> np.ndarray:
-            return np.asarray(
-                laplace.logpdf(z, scale=threshold_scale)
-                + negatives * laplace.logcdf(tau + z - low, scale=query_scale)
-                + positives * laplace.logsf(tau + z - high, scale=query_scale)
-            )
-
-        span = 60 * (threshold_scale + query_scale)
-        grid = np.linspace(-span, span, 200_001)
-        peak = exponent(grid)
-        top, centre = peak.max(), grid[peak.argmax()]
-        near = 15 * threshold_scale
-        value, _ = quad(
-            lambda z: math.exp(float(exponent(np.array(z))) - top),
-            centre - near,
-            centre + near,
-            limit=2000,
-            points=[centre, 0.0] if abs(centre) < near else [centre],
-        )
-        return float(top + math.log(value))
-
-    taus = [factor * query_scale for factor in (0, 2, 5, 10)]
-    return max(logarithm(tau, 0, moved) - logarithm(tau, moved, 0) for tau in taus)
+    @property
+    def calls(self) -> list[tuple[np.ndarray, float]]:
+        return [(call.values, call.scale) for call in self.noted]
 
 
 def empirical_loss(
@@ -105,12 +61,5 @@ def empirical_loss(
         key=lambda event: abs(math.log((chosen[0][event] + 10) / (chosen[1][event] + 10))),
     )
     first, second = (counts[best] for counts in measured)
-    return max(_bound(first, second, runs // 2), _bound(second, first, runs // 2))
-
-
-def _bound(more: int, fewer: int, runs: int) -> float:
-    if not more:
-        return -math.inf
-    low = beta.ppf(0.0005, more, runs - more + 1)
-    high = beta.ppf(0.9995, fewer + 1, runs - fewer)
-    return float(math.log(low / high))
+    options = {"delta": 0.0, "doubt": 0.001}
+    return max(from_rates(*pair, runs // 2, **options) for pair in ((first, second), (second, first)))

@@ -14,10 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chi2_contingency, ks_2samp
 
+from fed_dp.audit.exact import sparse_vector_losses
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise
 from tests.mechanisms import reference
-from tests.mechanisms.privacy_loss import Spy, empirical_loss, find_loss, mutant
+from tests.mechanisms.privacy_loss import Spy, empirical_loss, mutant
 
 vectors = import_module("fed_dp.mechanisms.sparse_vector")
 laplaces = import_module("fed_dp.mechanisms.laplace")
@@ -129,27 +130,12 @@ def test_above_threshold_finds_what_algorithm_1_finds(count: int) -> None:
 def exact_loss(module: ModuleType, form: str) -> tuple[float, float]:
     """What finding and releasing cost, from the scales and the ranges that the mechanism really uses."""
     release = FORMS[form](module)
-    size = 2 * COUNT
-
-    def asked(fill: float) -> list[tuple[np.ndarray, float]]:
-        spy = Spy()
-        release(np.full(size, fill), noise=spy, **options())
-        return spy.calls
-
-    high, low, none = asked(40 * GAMMA), asked(-40 * GAMMA), asked(0.0)
-    is_query = [values.size == size for values, _ in high]
-    [query], [threshold] = (
-        [i for i, yes in enumerate(is_query[:2]) if yes],
-        [i for i, yes in enumerate(is_query[:2]) if not yes],
+    return sparse_vector_losses(
+        lambda values, noise: release(values, noise=noise, **options()),
+        bound=GAMMA,
+        count=COUNT,
+        segments=form == "paper",
     )
-    moved = float(np.abs(high[query][0] - none[query][0]).max())
-    scales = {"threshold_scale": high[threshold][1], "query_scale": high[query][1], "moved": moved}
-    if form == "paper":
-        finding = COUNT * find_loss(positives=1, **scales)
-    else:
-        finding = find_loss(positives=COUNT, **scales)
-    values, scale = high[2]
-    return finding, float(np.abs(values - low[2][0]).sum()) / scale
 
 
 def within_their_shares(losses: tuple[float, float]) -> bool:

@@ -112,14 +112,10 @@ def test_a_site_of_one_class_or_one_record_is_solved() -> None:
     assert solve(z[:1], -np.ones(1), cost=0.5, gap=gap(0.5)) == pytest.approx(-0.5 * z[0], rel=1e-2)
 
 
-class SpyOnLength(Spy):
-    spherical = Spy.laplace
-
-
 def scales(module: ModuleType = support_vector) -> dict[str, float]:
     found = {}
     for kind in KINDS:
-        spy = SpyOnLength()
+        spy = Spy()
         module.perturbed(np.zeros((3, 8)), cost=5.0, records=50, problems=3, kind=kind, amount=0.5, noise=spy)
         [(_, found[kind])] = spy.calls
     return found
@@ -177,7 +173,7 @@ def test_noise_of_random_direction_has_its_density() -> None:
 
 
 def test_one_draw_for_one_release() -> None:
-    spy = SpyOnLength()
+    spy = Spy()
     perturbed(np.zeros((2, 4)), cost=1.0, records=9, problems=2, kind="gamma", amount=1.0, noise=spy)
     assert len(spy.calls) == 1
 

@@ -1,0 +1,1 @@
+"""Demonstrations: what a curious server sees of what sites upload, in pictures."""
