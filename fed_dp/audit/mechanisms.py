@@ -172,7 +172,7 @@ def sampled_gaussian_loss(sigma: float, rate: float, steps: int, delta: float) -
     """
     shown = pld.from_gaussian_mechanism(
         sigma,
-        value_discretization_interval=1e-3,
+        value_discretization_interval=1e-4,
         sampling_prob=rate,
         pessimistic_estimate=False,
         use_connect_dots=False,

@@ -77,7 +77,7 @@ SETUPS: dict[str, dict[str, dict[str, Any]]] = {
             for variant, more in (
                 ("paper", {"local_epochs": 5}),
                 ("paper_as_printed", {"local_epochs": 5}),
-                ("paper_as_released", {"local_epochs": 800, "learning_rate": 0.02}),  # to its end
+                ("paper_as_released", {"local_epochs": 300, "learning_rate": 0.05}),  # to its end
             )
         },
     },
@@ -241,10 +241,16 @@ def _weakened(trainer: Trainer, experiment: Experiment, net: FlatNetwork, factor
         assert isinstance(agreed.release, SampledGaussian)
         assert isinstance(experiment.trainer, Psgd)
         less = replace(agreed.release, noise_multiplier=agreed.release.noise_multiplier * factor)
-        return PsgdTrainer(experiment.trainer, net, release=less)
+        return PsgdTrainer(experiment.trainer, _again(net, experiment), release=less)
     if isinstance(trainer, AdlmTrainer | PaperTrainer):
         raise ConfigError(f"--noise = {factor:g}: the papers' forms draw their own noise; allowed: 1")
     return trainer
+
+
+def _again(net: FlatNetwork, experiment: Experiment) -> FlatNetwork:
+    """Return the same network anew: Opacus takes each once."""
+    dataset = federation(experiment).dataset
+    return FlatNetwork(net.name, dataset.shape, dataset.classes, net.device, experiment.network)
 
 
 def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> tuple[World, World]:
@@ -349,8 +355,8 @@ def _noiseless(stage: Stage, world: bool) -> Transcript:
     if isinstance(trainer, PsgdTrainer):
         assert isinstance(experiment.trainer, Psgd)
         quiet = SampledGaussian(1e-3, experiment.trainer.sample_rate, experiment.trainer.steps_per_round)
-        net = FlatNetwork(stage.net.name, site.x.shape[1:], 10)  # Opacus takes a network once
-        change = PsgdTrainer(experiment.trainer, net, release=quiet).fit(stage.weights, site, {}).change
+        quietly = PsgdTrainer(experiment.trainer, _again(stage.net, experiment), release=quiet)
+        change = quietly.fit(stage.weights, site, {}).change
         return change.astype(np.float64) * len(site.y)
     if isinstance(trainer, PaperTrainer):
         plain: dict[str, Any] = experiment.tables()

@@ -1,0 +1,167 @@
+"""Exact audits: close to the statement where it is proved, above it where not; half the noise is seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fed_dp.accounting import GUARANTEES
+from fed_dp.audit import exact, mechanisms
+from fed_dp.audit.exact import loss
+from fed_dp.audit.finding import NOT_REFUTED, NOTHING_STATED, REFUTED, Finding, Said
+from fed_dp.audit.mechanisms import MECHANISMS, audit_mechanism
+from fed_dp.audit.releases import EXACT, audit_releases
+from fed_dp.errors import ConfigError, PrivacyError
+from fed_dp.experiment import build
+from fed_dp.mechanisms import Noise
+from tests.conftest import private_selection, small
+from tests.mechanisms.privacy_loss import mutant
+
+REFUTABLE = ("sparse_vector_as_printed", "svm_as_printed")
+GENEROUS = ("sparse_vector_paper", "svm_paper")  # their papers add more noise than it takes
+
+
+@pytest.mark.parametrize("epsilon", [0.3, 4.0])
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_what_is_proved_is_not_refuted_and_what_is_not_is(name: str, epsilon: float) -> None:
+    for found in audit_mechanism(name, epsilon=epsilon):
+        assert found.refuted == (name in REFUTABLE)
+        assert found.confidence == 1
+        if name not in REFUTABLE:
+            assert found.said.stated == "proved"
+            assert found.bound > (0.45 if name in GENEROUS else 0.95) * epsilon  # no generous audit
+        else:
+            assert found.said.stated == "refuted"
+            assert found.bound > 2 * epsilon
+
+
+@pytest.mark.parametrize("name", [name for name in MECHANISMS if name not in (*REFUTABLE, *GENEROUS)])
+def test_half_of_the_noise_is_caught(name: str) -> None:
+    assert all(found.refuted for found in audit_mechanism(name, epsilon=1.0, factor=0.5))
+    assert not any(found.refuted for found in audit_mechanism(name, epsilon=1.0, factor=2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "change"),
+    [
+        ("laplace", "laplace", ("scale=2 * bound * max(most, 1)", "scale=bound * max(most, 1)")),
+        ("gaussian", "gaussian", ("scale=multiplier * 2 * clip", "scale=multiplier * clip")),
+        ("sparse_vector", "sparse_vector", ("2 * count * bound / eps_search", "2 * bound / eps_search")),
+    ],
+)  # fmt: skip
+def test_a_weakened_mechanism_is_caught(
+    name: str, module: str, change: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import importlib
+
+    weakened: ModuleType = mutant(importlib.import_module(f"fed_dp.mechanisms.{module}"), change)
+    monkeypatch.setattr(mechanisms, name, getattr(weakened, name))
+    [found] = audit_mechanism(name)
+    assert found.verdict == REFUTED
+
+
+def test_noise_that_depends_on_the_records_is_no_protection() -> None:
+    def worlds(noise: Noise, world: bool) -> object:
+        return noise.laplace(np.zeros(1), scale=2.0 if world else 1.0)
+
+    assert loss(worlds) == math.inf
+
+
+def test_a_gaussian_has_no_loss_without_delta() -> None:
+    with pytest.raises(PrivacyError, match="δ = 0"):
+        loss(lambda noise, world: noise.gaussian(np.full(1, float(world)), scale=1.0))
+
+
+def test_wrong_names_and_numbers_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="known: laplace"):
+        audit_mechanism("lapalce")
+    for wrong in ({"epsilon": -1.0}, {"delta": 2.0}, {"factor": math.nan}):
+        with pytest.raises(ConfigError, match="expected above 0"):
+            audit_mechanism("laplace", **wrong)
+
+
+def test_a_finding_never_says_verified() -> None:
+    said = Said("proved", "record", "replace one")
+    good = Finding("x", said, claim=1.0, delta=0.0, bound=0.2, confidence=0.95, attack="a", trials=10, seed=1)
+    bad = Finding("x", said, claim=1.0, delta=0.0, bound=1.2, confidence=1.0, attack="a")
+    none = Finding("x", said, claim=math.inf, delta=0.0, bound=1.2, confidence=1.0, attack="a")
+    assert (good.verdict, bad.verdict, none.verdict) == (NOT_REFUTED, REFUTED, NOTHING_STATED)
+    for found in (good, bad, none):
+        text = "\n".join(found.lines()) + json.dumps(found.tables(), allow_nan=False)
+        assert "verified" not in text
+        assert text.index("stated ε") < text.index("at least ε")
+    assert "95.0% confidence, 10 trials, seed 1" in good.lines()[1]
+    endless = Finding("x", said, claim=1.0, delta=0.0, bound=math.inf, confidence=1.0, attack="a")
+    assert endless.tables()["bound"] is None
+    assert "ε = ∞" in endless.lines()[1]
+
+
+EXPERIMENTS: dict[str, Any] = {
+    "psgd": lambda: small("psgd"),
+    "sparse_vector": lambda: private_selection("sparse_vector", privacy={"budget_epsilon": 4.0}),
+    "sparse_vector_paper": lambda: private_selection("sparse_vector", variant="paper"),
+    "sparse_vector_as_printed": lambda: private_selection("sparse_vector", variant="paper_as_printed"),
+    "random_mask": lambda: private_selection("random_mask"),
+    "statistics": lambda: build(
+        {
+            "rounds": 2,
+            "model": {"name": "scattering", "components": 20},
+            "trainer": {"name": "dpa"},
+            "strategy": {"name": "statistics"},
+            "privacy": {"budget_epsilon": 4.0, "delta": 1e-5},
+        }
+    ),
+    **{
+        name: lambda variant=variant: build(
+            {
+                "rounds": 1,
+                "model": {"name": "rbf"},
+                "trainer": {"name": "svm", "frequencies": "random"},
+                "privacy": {"budget_epsilon": 4.0, "variant": variant},
+            }
+        )
+        for name, variant in (
+            ("svm", "proved"),
+            ("svm_paper", "paper"),
+            ("svm_as_printed", "paper_as_printed"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_releases_of_an_experiment_are_audited_together(name: str) -> None:
+    assert name in GUARANTEES
+    experiment = EXPERIMENTS[name]()
+    delta = experiment.privacy.delta or 0.0
+    cost = {"epsilon_total": 4.0, "epsilon_pure": 4.0, "delta": delta}
+    found = audit_releases(experiment, cost, size=650, classes=10)
+    assert found is not None
+    assert found.refuted == name.endswith("as_printed")
+    if not found.refuted:
+        assert found.bound > 0.45 * 4.0
+    # The same releases, stated to cost a third.
+    less = audit_releases(
+        experiment, {**cost, "epsilon_total": 4 / 3, "epsilon_pure": 4 / 3}, size=650, classes=10
+    )
+    assert less is not None
+    assert less.refuted
+
+
+def test_what_has_no_exact_loss_is_not_audited() -> None:
+    plain = audit_releases(small(), {"delta": 0.0}, size=650, classes=10)
+    assert plain is None
+
+
+def test_a_spy_adds_nothing() -> None:
+    spy = exact.Spy(0.5)
+    values = np.arange(3.0)
+    for add in (spy.laplace, spy.gaussian, spy.spherical):
+        assert add(values, scale=2.0).tolist() == values.tolist()
+    assert [call.scale for call in spy.noted] == [1.0] * 3
+    assert spy.shuffled(np.arange(4)).tolist() == [0, 1, 2, 3]

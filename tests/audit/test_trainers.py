@@ -1,0 +1,90 @@
+"""Audits of trainers and runs: broken forms are refuted, proved ones are not, less noise is seen."""
+
+from __future__ import annotations
+
+import pytest
+
+from fed_dp.audit.one_run import audit_run
+from fed_dp.audit.trainers import audit_trainer, known_trainers, prepare
+from fed_dp.errors import ConfigError
+from tests.conftest import small
+
+BROKEN = [
+    ("dssgd", "paper_as_printed", {"trials": 200}),
+    ("adlm", "paper_as_released", {"trials": 60, "epsilon": 0.3}),
+    ("ilm", "paper_as_released", {"trials": 60, "epsilon": 0.3}),
+    ("dpa", "paper_as_printed", {"trials": 60, "epsilon": 0.5}),
+    ("dpa", "paper_as_released", {"trials": 30, "epsilon": 0.1}),
+    ("svm", "paper_as_printed", {"trials": 200}),
+]
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize(("name", "variant", "options"), BROKEN)
+def test_the_papers_broken_forms_are_refuted(name: str, variant: str, options: dict[str, float]) -> None:
+    found = audit_trainer(name, variant=variant, **options)  # type: ignore[arg-type]
+    assert found.said.stated == "refuted"
+    assert found.refuted, found.lines()
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", known_trainers())
+def test_the_proved_forms_stay_below_what_is_stated(name: str) -> None:
+    found = audit_trainer(name, trials=60)
+    assert found.said.stated == "proved"
+    assert found.bound <= found.claim
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", ["adlm", "ilm"])
+def test_independent_noise_is_not_eliminated(name: str) -> None:
+    assert not audit_trainer(name, variant="paper", trials=40).refuted
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("name", known_trainers())
+def test_an_audit_sees_a_trainer_that_hardly_adds_noise(name: str) -> None:
+    found = audit_trainer(name, trials=60, factor=1e-3)
+    assert found.noise == 1e-3
+    assert found.refuted, found.lines()
+
+
+def test_two_worlds_differ_in_what_the_guarantee_protects() -> None:
+    added = prepare("psgd").worlds
+    assert len(added[1][1]) == len(added[0][1]) + 1
+    replaced = prepare("svm").worlds
+    assert len(replaced[1][1]) == len(replaced[0][1])
+    same = (replaced[0][0][1:] == replaced[1][0][:-1]).all()
+    assert same
+    others = prepare("dssgd").worlds  # a participant: all records are others
+    assert not (others[0][0] == others[1][0]).all(axis=(1, 2, 3)).any()
+
+
+def test_wrong_names_are_one_line() -> None:
+    with pytest.raises(ConfigError, match="known: psgd"):
+        audit_trainer("sgd")
+    with pytest.raises(ConfigError, match="has proved"):
+        audit_trainer("psgd", variant="paper")
+    with pytest.raises(ConfigError, match="at least 20 trials"):
+        audit_trainer("psgd", trials=5)
+    with pytest.raises(ConfigError, match="draw their own noise"):
+        audit_trainer("dpa", variant="paper", factor=0.5)
+
+
+def test_one_run_shows_what_a_run_without_privacy_loses_and_does_not_refute_psgd() -> None:
+    plain = small(rounds=40, trainer={"name": "sgd", "learning_rate": 0.3, "local_epochs": 5})
+    found = audit_run(plain, canaries=200)
+    assert found.bound > 1
+    assert not found.refuted  # nothing is stated
+    private = audit_run(small("psgd", rounds=5), canaries=200)
+    assert private.bound <= 4.0
+    assert "one run, 200 mislabelled canaries" in private.attack
+
+
+def test_one_run_refuses_what_it_cannot_audit() -> None:
+    with pytest.raises(ConfigError, match="no one model"):
+        audit_run(small(strategy={"name": "standalone"}))
+    with pytest.raises(ConfigError, match="would not be protected"):
+        audit_run(small(data={"public_records": 10}))
+    with pytest.raises(ConfigError, match="--canaries = 5"):
+        audit_run(small(), canaries=5)
