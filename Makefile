@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED ?= 0
 export FLWR_DISABLE_UPDATE_CHECK ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench deploy-demo format clean
+.PHONY: run test check bench compare docs deploy-demo format clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed ## the main job: federated runs on embedded data, and a report
@@ -27,6 +27,14 @@ check: $(VENV)/installed-dev ## style, types, layers
 bench: $(VENV)/installed-dev ## benchmarks; fails when a ratio is over its limit
 	@$(BIN)/python benchmarks/run.py
 
+compare: $(VENV)/installed ## all mechanisms on embedded data, at two ε, with a report
+	@$(BIN)/fed-dp compare --quick
+
+docs: $(VENV)/installed-docs ## the documentation site in docs/_build; its examples are run
+	@$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build
+	@$(BIN)/python -m pytest tests/test_documentation.py
+	@echo "docs/_build/index.html"
+
 deploy-demo: $(VENV)/installed-secure ## four hospitals as four sites on this machine, over TLS
 	@$(BIN)/fed-dp deploy demo
 
@@ -35,7 +43,7 @@ format: $(VENV)/installed-dev
 	@$(BIN)/ruff format --quiet .
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "fed_dp needs Python 3.11 or newer; try: make PYTHON=python3.11")'
@@ -49,6 +57,10 @@ $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt Makefile
 
 $(VENV)/installed-secure: $(VENV)/installed
 	@$(PIP) --editable '.[secure]'
+	@touch $@
+
+$(VENV)/installed-docs: $(VENV)/installed-dev
+	@$(PIP) --editable '.[docs]'
 	@touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
