@@ -105,14 +105,23 @@ def _section(tables: Tables, where: str) -> Tables:
     at = given.get("at", {})
     if not isinstance(at, dict) or not all(isinstance(each, dict) for each in at.values()):
         raise ConfigError(f'{where}: compare.at: expected tables, as in [compare.at."0.5".variants.NAME]')
-    if unknown := [key for key in at if levels and key not in {f"{e:g}" for e in levels}]:
-        raise ConfigError(f"{where}: compare.at.{unknown[0]!r}: expected one of compare.epsilons")
+    for key in at:
+        if not _is_level(key):
+            raise ConfigError(f"{where}: compare.at.{key!r}: expected an ε, written as in 0.5 or 8")
     repeats = tables.pop("repeats", {})
     if "folds" in repeats:
         raise ConfigError(f"{where}: repeats.folds = {repeats['folds']!r}: a comparison repeats seeds alone")
     if isinstance(repeats.get("seeds"), int):
         given.setdefault("seeds", repeats["seeds"])
     return given
+
+
+def _is_level(key: str) -> bool:
+    """Return whether a key is an ε as a plan would write it: others would never be used."""
+    try:
+        return float(key) > 0 and f"{float(key):g}" == key
+    except ValueError:
+        return False
 
 
 def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[str], where: str) -> str:
