@@ -20,6 +20,12 @@ Scores = NDArray[np.float64]
 LARGEST = 50.0  # no number of trials or canaries here can show more
 
 
+def check_confidence(confidence: float) -> None:
+    """Refuse a confidence that is none."""
+    if not 0.5 <= confidence < 1:
+        raise ConfigError(f"--confidence = {confidence!r}: expected from 0.5 to below 1")
+
+
 def rate_bounds(hits: int, trials: int, doubt: float) -> tuple[float, float]:
     """Return lower and upper bounds on a rate, each wrong with chance at most `doubt` (Clopper–Pearson)."""
     low = float(beta.ppf(doubt, hits, trials - hits + 1)) if hits else 0.0

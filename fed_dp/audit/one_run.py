@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp import seeds
-from fed_dp.audit.bounds import one_run
+from fed_dp.audit.bounds import check_confidence, one_run
 from fed_dp.audit.finding import Finding, Said, about
 from fed_dp.data.dataset import DataSet
 from fed_dp.errors import ConfigError
@@ -54,6 +54,7 @@ def audit_run(
     experiment: Experiment, *, canaries: int = 300, seed: int = 1, confidence: float = 0.95
 ) -> Finding:
     """Run the experiment once, with canaries; return a lower bound on the ε of its models."""
+    check_confidence(confidence)
     if experiment.strategy.name in ("standalone", "public"):
         raise ConfigError(f"strategy.name = {experiment.strategy.name!r}: there is no one model to audit")
     if experiment.data.public_records:

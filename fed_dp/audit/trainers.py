@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
-from fed_dp.audit.bounds import sampled, two_worlds
+from fed_dp.audit.bounds import check_confidence, sampled, two_worlds
 from fed_dp.audit.finding import Finding, about
 from fed_dp.clients.adlm import AdlmTrainer
 from fed_dp.clients.paper import PaperTrainer, head_residual
@@ -39,7 +39,7 @@ from fed_dp.sharing.codec import decode
 CALIBRATION = 64  # runs from which the size of the noise is learnt; none of them is a trial
 Transcript = NDArray[np.float64]
 World = tuple[Floats, Integers]
-Score = Callable[[Transcript, bool], float]
+Score = Callable[[Transcript], float]  # which is not told the world
 
 _PUBLIC = {"name": "digits", "public_records": 100}
 _STATISTICS = {"strategy": {"name": "statistics"}}
@@ -156,10 +156,10 @@ class Stage:
     worlds: tuple[World, World]  # without the canary, and with it
     factor: float = 1.0
 
-    def site(self, world: bool, seed: int, turn: int = 1) -> Site:
+    def site(self, world: bool, seed: int) -> Site:
         """Return the site of a world."""
         x, y = self.worlds[world]
-        return Site(x, y, client=0, round=turn, seed=seed)
+        return Site(x, y, client=0, round=1, seed=seed)
 
 
 def audit_trainer(
@@ -177,16 +177,15 @@ def audit_trainer(
     stage = prepare(name, variant=variant, epsilon=epsilon, delta=delta, factor=factor, seed=seed)
     said = promise(stage.experiment)
     assert said is not None  # by setup
-    for what, wrong in (("trials", trials < 20), ("confidence", not 0.5 <= confidence < 1)):
-        if wrong:
-            raise ConfigError(f"--{what}: expected at least 20 trials, and a confidence from 0.5 to below 1")
+    if trials < 20:
+        raise ConfigError(f"--trials = {trials}: expected at least 20 trials in each world")
+    check_confidence(confidence)
     use_one_thread()
     draw, score, attack = _attack(stage, seed)
 
-    def one(rng: np.random.Generator, world: bool) -> float:
-        return score(draw(rng, world), world)
-
-    present, absent = sampled(one, trials=trials, seed=seeds.integer(seed, "audit"))
+    present, absent = sampled(
+        lambda rng, world: score(draw(rng, world)), trials=trials, seed=seeds.integer(seed, "audit")
+    )
     at = stage.experiment.privacy.delta or 0.0
     return Finding(
         f"trainer {name}" + ("" if variant == "proved" else f", {variant}"),
@@ -342,7 +341,7 @@ def _projection(stage: Stage, draw: Draw, seed: int) -> Score:
     if stage.experiment.strategy.name == "dssgd":
         spread = spread.mean()  # which coordinates are uploaded changes from run to run
     weight = difference / np.maximum(spread, 1e-9 * spread.max() + 1e-300)
-    return lambda transcript, _: float(transcript @ weight)
+    return lambda transcript: float(transcript @ weight)
 
 
 def _noiseless(stage: Stage, world: bool) -> Transcript:
@@ -379,7 +378,7 @@ def _differences(stage: Stage, trainer: AdlmTrainer) -> tuple[Draw, Score]:
         apart = seen - plain[world]
         return float(np.linalg.norm(apart - apart.mean(0)))
 
-    return draw, lambda seen, _: left(seen, 0) - left(seen, 1)
+    return draw, lambda seen: left(seen, 0) - left(seen, 1)
 
 
 def _residuals(stage: Stage) -> tuple[Draw, Score]:
@@ -388,7 +387,7 @@ def _residuals(stage: Stage) -> tuple[Draw, Score]:
     def left(weights: Transcript, world: int) -> float:
         return head_residual(stage.net, weights.astype(np.float32), *stage.worlds[world])
 
-    return draw, lambda weights, _: left(weights, 0) - left(weights, 1)
+    return draw, lambda weights: left(weights, 0) - left(weights, 1)
 
 
 def _bounds_of(stage: Stage) -> tuple[Draw, Score]:
@@ -398,7 +397,7 @@ def _bounds_of(stage: Stage) -> tuple[Draw, Score]:
     def left(weights: Transcript, world: int) -> float:
         return trainer.bounds_apart(weights.astype(np.float32), stage.worlds[world][0])
 
-    return draw, lambda weights, _: left(weights, 0) - left(weights, 1)
+    return draw, lambda weights: left(weights, 0) - left(weights, 1)
 
 
 def _weights_of(stage: Stage) -> Draw:

@@ -67,6 +67,8 @@ def test_wrong_names_are_one_line() -> None:
         audit_trainer("psgd", variant="paper")
     with pytest.raises(ConfigError, match="at least 20 trials"):
         audit_trainer("psgd", trials=5)
+    with pytest.raises(ConfigError, match=r"--confidence = 1\.0"):
+        audit_trainer("psgd", confidence=1.0)
     with pytest.raises(ConfigError, match="draw their own noise"):
         audit_trainer("dpa", variant="paper", factor=0.5)
 
