@@ -208,7 +208,7 @@ def _show(console: Console, found: dict[str, Any]) -> None:
             "" if "difference" not in against else f"{against['difference']:+.4f}",
             "" if p is None else f"{p:.3f}",
             "no privacy" if cost is None else cost["guarantee"],
-            row_text(row["audit"]) if row.get("audit") else "",
+            row_text(row["audit"], delta=cost["delta"]) if row.get("audit") else "",
         )
     console.print(table)
     for words in dict.fromkeys(protected.values()):

@@ -7,13 +7,12 @@ inputs then follows without sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.integrate import quad
-from scipy.stats import laplace
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import Noise, NoiseSource, Released, gaussian_epsilon
@@ -87,38 +86,75 @@ def loss(release: Callable[[Noise, bool], object], *, delta: float = 0.0, factor
 
 
 def find_loss(
-    *, threshold_scale: float, query_scale: float, moved: float, positives: int, negatives: int = 10_000
+    *,
+    threshold_scale: float,
+    query_scale: float,
+    moved: float,
+    positives: int,
+    negatives: int = 10_000,
+    thresholds: Sequence[float] | None = None,
 ) -> float:
     """Return the exact loss of finding: `negatives` queries move up, `positives` down, each by `moved`.
 
-    ln of ∫ p(z) F(τ + z)^m (1 − F(τ + z − moved))^c dz over the same with the queries swapped; τ is
-    chosen such that it is worst.
+    ln of ∫ p(z) F(τ + z)^m (1 − F(τ + z − moved))^c dz over the same with the queries swapped. Of the
+    thresholds τ (by default some that are far apart) the worst counts.
     """
 
     def logarithm(tau: float, low: float, high: float) -> float:
         def exponent(z: Values) -> Values:
             return np.asarray(
-                laplace.logpdf(z, scale=threshold_scale)
-                + negatives * laplace.logcdf(tau + z - low, scale=query_scale)
-                + positives * laplace.logsf(tau + z - high, scale=query_scale)
+                _log_density(z, threshold_scale)
+                + negatives * _log_below(tau + z - low, query_scale)
+                + positives * _log_below(high - tau - z, query_scale)
             )
 
-        span = 60 * (threshold_scale + query_scale)
-        grid = np.linspace(-span, span, 200_001)
-        peak = exponent(grid)
-        top, centre = peak.max(), grid[peak.argmax()]
-        near = 15 * threshold_scale
-        value, _ = quad(
-            lambda z: math.exp(float(exponent(np.array(z))) - top),
-            centre - near,
-            centre + near,
-            limit=2000,
-            points=[centre, 0.0] if abs(centre) < near else [centre],
-        )
-        return float(top + math.log(value))
+        return _log_integral(exponent, (0.0, low - tau, high - tau), threshold_scale + query_scale)
 
-    taus = [factor * query_scale for factor in (0, 2, 5, 10)]
+    taus = [factor * query_scale for factor in (0, 2, 5, 10)] if thresholds is None else thresholds
     return max(logarithm(tau, 0, moved) - logarithm(tau, moved, 0) for tau in taus)
+
+
+def _log_density(z: Values, scale: float) -> Values:
+    """Return the logarithm of the Laplace density, also where the density itself would be 0."""
+    return np.asarray(-np.abs(z) / scale - math.log(2 * scale))
+
+
+def _log_below(z: Values, scale: float) -> Values:
+    """Return the logarithm of the chance that Laplace noise is below z."""
+    far = np.exp(-np.abs(z) / scale) / 2
+    return np.where(z < 0, z / scale - math.log(2), np.log1p(-np.where(z < 0, 0.0, far)))
+
+
+def _log_integral(exponent: Callable[[Values], Values], kinks: Sequence[float], scale: float) -> float:
+    """Return ln ∫ e^exponent for a concave exponent that is smooth but for its kinks.
+
+    Its peak is found by thirds, its ends where it has fallen by more than e^−60; between kinks, Gauss and
+    Legendre on short pieces.
+    """
+    left, right = min(kinks) - 1e3 * scale, max(kinks) + 1e3 * scale
+    for _ in range(400):
+        third = (right - left) / 3
+        inner = exponent(np.array([left + third, right - third]))
+        left, right = (left + third, right) if inner[0] < inner[1] else (left, right - third)
+    peak = (left + right) / 2
+    top = float(exponent(np.array([peak]))[0])
+
+    def end(way: float) -> float:
+        away = 1e-9 * scale
+        while float(exponent(np.array([peak + way * away]))[0]) > top - 60:
+            away *= 1.5
+        return peak + way * away
+
+    ends = end(-1.0), end(1.0)
+    marks = sorted({*ends, peak, *(kink for kink in kinks if ends[0] < kink < ends[1])})
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    total = 0.0
+    for start, stop in pairwise(marks):
+        edges = np.linspace(start, stop, 401)
+        half = np.diff(edges) / 2
+        z = (edges[:-1] + half)[:, None] + half[:, None] * nodes
+        total += float((np.exp(exponent(z) - top) * weights * half[:, None]).sum())
+    return top + math.log(total)
 
 
 def sparse_vector_losses(
@@ -128,12 +164,14 @@ def sparse_vector_losses(
     count: int,
     segments: bool,
     factor: float = 1.0,
+    negatives: int = 10_000,
+    threshold: float | None = None,
 ) -> tuple[float, float]:
     """Return what finding and what releasing cost: from the scales and ranges that are really used.
 
     `release` is a sparse vector mechanism of γ = `bound` and c = `count`; with `segments` it has a fresh
     threshold for each of its finds. All magnitudes move by what they can, all values from far below −γ to
-    far above γ.
+    far above γ. `negatives` and `threshold` are the mechanism's own, where they are given.
     """
     size = 2 * count
 
@@ -149,7 +187,12 @@ def sparse_vector_losses(
     def found(positives: int) -> float:
         threshold_scale, query_scale = high[1 - query].scale, high[query].scale
         return find_loss(
-            threshold_scale=threshold_scale, query_scale=query_scale, moved=moved, positives=positives
+            threshold_scale=threshold_scale,
+            query_scale=query_scale,
+            moved=moved,
+            positives=positives,
+            negatives=negatives,
+            thresholds=None if threshold is None else (threshold,),
         )
 
     finding = count * found(1) if segments else found(count)

@@ -91,8 +91,11 @@ def bound_text(bound: float | None) -> str:
     return "∞" if bound is None or bound == math.inf else number(max(bound, 0.0))
 
 
-def row_text(found: Mapping[str, Any]) -> str:
-    """Return a finding's tables in a few words."""
+def row_text(found: Mapping[str, Any], *, delta: float) -> str:
+    """Return a finding's tables in a few words; at another δ than a row's, also what is stated there."""
     sure = "exact" if found["confidence"] == 1 else f"{found['confidence']:.1%}, {found['trials']} trials"
     verdict = f"; {found['verdict']}" if found["verdict"] == REFUTED else ""
-    return f"≥ {bound_text(found['bound'])} ({sure}){verdict}"
+    there = ""
+    if found["delta"] != delta:
+        there = f" of {bound_text(found['claim'])} at δ = {found['delta']:g}"
+    return f"≥ {bound_text(found['bound'])}{there} ({sure}){verdict}"

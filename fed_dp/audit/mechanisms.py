@@ -54,10 +54,20 @@ def audit_mechanism(
     """Audit a mechanism at a stated ε (and δ, where it is not pure)."""
     if name not in MECHANISMS:
         raise ConfigError(f"mechanism {name!r} is not known; known: {', '.join(MECHANISMS)}")
-    for key, value, most in (("epsilon", epsilon, 1e6), ("delta", delta, 1.0), ("noise", factor, 1e6)):
+    check_numbers(epsilon=epsilon, delta=delta, noise=factor)
+    return list(MECHANISMS[name](epsilon, delta, factor))
+
+
+def check_numbers(*, epsilon: float, delta: float | None, noise: float) -> None:
+    """Refuse an ε, δ or factor of the noise that is none."""
+    given = (
+        ("epsilon", epsilon, 1e9),
+        ("delta", 1e-5 if delta is None else delta, 1.0),
+        ("noise", noise, 1e6),
+    )
+    for key, value, most in given:
         if not 0 < value < most:
             raise ConfigError(f"--{key} = {value!r}: expected above 0 and below {most:g}")
-    return list(MECHANISMS[name](epsilon, delta, factor))
 
 
 def _found(
@@ -172,7 +182,7 @@ def sampled_gaussian_loss(sigma: float, rate: float, steps: int, delta: float) -
     """
     shown = pld.from_gaussian_mechanism(
         sigma,
-        value_discretization_interval=1e-4,
+        value_discretization_interval=1e-4 * max(1.0, 1 / sigma**2),  # losses are of the order of 1/σ²
         sampling_prob=rate,
         pessimistic_estimate=False,
         use_connect_dots=False,

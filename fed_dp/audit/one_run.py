@@ -1,17 +1,20 @@
-"""Audit a whole federated run with one run: many canaries, each in or out by a fair coin.
+"""Audit a whole federated run with one run: many canaries, each decided by a fair coin.
 
-Canaries are training records under a wrong label, drawn once. Those whose coin falls are left in, the others
-taken out, and the federation runs as it is, on all its sites. The attacker sees the model of every round and
-guesses, for the canaries whose loss fell most and least, that they were in and out, and on the rest nothing.
+Canaries are training records under a wrong label, drawn once from those that sites hold. Where neighbours add
+or remove a record, the coin says whether a canary is in or out; where they replace one, which of two wrong
+labels it has. All other records stay where they are. The federation runs once, on all its sites. The attacker
+sees the model of every round and guesses the coins of those canaries whose losses tell most, and no others.
 
 Reference: Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +53,16 @@ class _Models(Silent):
         self.weights.append(found[1]["weights"].astype(np.float32))
 
 
+@dataclass(frozen=True, slots=True)
+class Canaries:
+    """Which records, how their coins fell, and the labels they have then and otherwise."""
+
+    rows: NDArray[np.int64]
+    inside: NDArray[np.bool_]
+    label: NDArray[np.int64]
+    other: NDArray[np.int64] | None  # none: otherwise they are not there at all
+
+
 def audit_run(
     experiment: Experiment, *, canaries: int = 300, seed: int = 1, confidence: float = 0.95
 ) -> Finding:
@@ -57,28 +70,16 @@ def audit_run(
     check_confidence(confidence)
     if experiment.strategy.name in ("standalone", "public"):
         raise ConfigError(f"strategy.name = {experiment.strategy.name!r}: there is no one model to audit")
-    if experiment.data.public_records:
-        raise ConfigError(
-            f"data.public_records = {experiment.data.public_records}: a canary among them would not be "
-            "protected; expected 0, or data.public_data"
-        )
-    whole = load(experiment.data)
-    rng = seeds.generator(seed, "canaries")
-    if not 20 <= canaries <= len(whole.train) // 2:
-        raise ConfigError(
-            f"--canaries = {canaries}: expected from 20 to {len(whole.train) // 2}, half of the records"
-        )
-    chosen = np.sort(rng.choice(len(whole.train), canaries, replace=False))
-    inside = rng.random(canaries) < 0.5
-    wrong = (whole.train.y[chosen] + rng.integers(1, whole.classes, canaries)) % whole.classes
-    scores = _scores(experiment, whole, chosen, inside, wrong)
-    guesses, correct, bound = _bound(scores, inside, experiment.privacy.delta or 0.0, confidence)
-    said = promise(experiment)
+    whole, said = load(experiment.data), promise(experiment)
+    chosen = _canaries(experiment, whole, canaries, seed, None if said is None else said.neighbours)
+    scores, summary = _scores(experiment, whole, chosen)
+    delta = experiment.privacy.delta or 0.0
+    guesses, correct, bound = _bound(scores, chosen.inside, delta, confidence)
     return Finding(
         f"run {experiment.name}",
         NO_PRIVACY if said is None else about(said.name),
-        claim=experiment.privacy.budget_epsilon or float("inf"),
-        delta=experiment.privacy.delta or 0.0,
+        claim=math.inf if summary["privacy"] is None else summary["privacy"]["epsilon_total"],
+        delta=delta,
         bound=bound,
         confidence=confidence,
         attack=(
@@ -90,37 +91,54 @@ def audit_run(
     )
 
 
+def _canaries(
+    experiment: Experiment, whole: DataSet, count: int, seed: int, neighbours: str | None
+) -> Canaries:
+    """Draw canaries from the records that sites hold: public ones are not protected."""
+    held = np.unique(np.concatenate(federation(experiment).parts))
+    if not 20 <= count <= len(held) // 2:
+        raise ConfigError(f"--canaries = {count}: expected from 20 to {len(held) // 2}, half of the records")
+    rng, classes = seeds.generator(seed, "canaries"), whole.classes
+    rows = np.sort(rng.choice(held, count, replace=False))
+    inside = rng.random(count) < 0.5
+    shift = rng.integers(1, classes, count)
+    label = (whole.train.y[rows] + shift) % classes
+    other = None
+    if neighbours == "replace one":
+        other = (label + rng.integers(1, classes, count)) % classes
+    return Canaries(rows, inside, label, other)
+
+
 def _scores(
-    experiment: Experiment,
-    whole: DataSet,
-    chosen: NDArray[np.int64],
-    inside: NDArray[np.bool_],
-    wrong: NDArray[np.int64],
-) -> NDArray[np.float64]:
-    """Run it; return how far each canary's loss fell, in the mean of the later rounds' models."""
+    experiment: Experiment, whole: DataSet, canaries: Canaries
+) -> tuple[NDArray[np.float64], dict[str, Any]]:
+    """Run it; return how far each canary's loss fell, less that of its other label, and the summary."""
+    rows, inside, other = canaries.rows, canaries.inside, canaries.other
     labels = whole.train.y.copy()
-    labels[chosen] = wrong
-    kept = np.setdiff1d(np.arange(len(labels)), chosen[~inside])
+    labels[rows] = canaries.label if other is None else np.where(inside, canaries.label, other)
     marked = replace(whole, train=replace(whole.train, y=labels))
-    evaluator = Evaluator(
-        experiment.model.name,
-        whole.shape,
-        whole.classes,
-        marked.inputs(marked.train, chosen),
-        wrong,
-        experiment.network,
-    )
     models = _Models()
-    adopt(experiment.data, replace(marked, train=marked.train.part(kept)))
+    adopt(experiment.data, marked, without=rows[~inside] if other is None else None)
     try:
         start = starting_weights(experiment, federation(experiment))
         with tempfile.TemporaryDirectory() as folder:
-            simulate(experiment, observer=models, engine="in-process", folder=Path(folder) / "run")
+            _, summary = simulate(
+                experiment, observer=models, engine="in-process", folder=Path(folder) / "run"
+            )
     finally:
         adopt(experiment.data, whole)
     later = models.weights[len(models.weights) // 2 :]
-    fallen = [evaluator.losses(start) - evaluator.losses(weights) for weights in later]
-    return np.asarray(np.mean(fallen, axis=0), np.float64)
+
+    def fallen(label: NDArray[np.int64]) -> NDArray[np.float64]:
+        inputs = whole.inputs(whole.train, rows)
+        evaluator = Evaluator(
+            experiment.model.name, whole.shape, whole.classes, inputs, label, experiment.network
+        )
+        each = [evaluator.losses(start) - evaluator.losses(weights) for weights in later]
+        return np.asarray(np.mean(each, axis=0), np.float64)
+
+    found = fallen(canaries.label)
+    return found if other is None else found - fallen(other), summary
 
 
 def _bound(

@@ -6,16 +6,19 @@ know, not the experiment's. So the bound is about the mechanism and the amount o
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from fed_dp.accounting import Gaussian, SampledGaussian, SparseVector
+from fed_dp.accounting import Event, Gaussian, Release, SampledGaussian, SparseVector
+from fed_dp.accounting.statement import spent
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
 from fed_dp.audit.finding import Finding, about
 from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, opposed_weights, sampled_gaussian_loss
-from fed_dp.experiment import Dssgd, Experiment, Svm
-from fed_dp.experiment.release import Agreement, agreement, amount, promise, svm_noise
+from fed_dp.experiment import Dssgd, Experiment
+from fed_dp.experiment.release import amount, promise, svm_noise
 from fed_dp.mechanisms import Noise, Released, figure_12, sparse_vector
 from fed_dp.mechanisms.statistics import HeadStatistics, release
 from fed_dp.mechanisms.support_vector import perturbed
@@ -28,20 +31,19 @@ EXACT = (
 
 
 def audit_releases(
-    experiment: Experiment, cost: dict[str, Any], *, size: int, classes: int
+    experiment: Experiment, cost: dict[str, Any], events: Iterable[Event], *, size: int, classes: int
 ) -> Finding | None:
-    """Return the exact loss of all releases of a run; None where it cannot be computed exactly.
+    """Return the exact loss of what a run released about the record that paid most; None where there is none.
 
-    `cost` is the run's statement, `size` the number of its parameters.
+    `cost` is the run's statement, `events` all that it released, `size` the number of its parameters.
     """
-    said, agreed = promise(experiment), agreement(experiment, client=0, size=size)
-    if said is None or agreed is None or said.name not in EXACT:
+    said, releases = promise(experiment), paid_most(events, cost)
+    if said is None or not releases or said.name not in EXACT:
         return None
-    releases = len(agreed.stages) or experiment.rounds
-    bound, delta, attack = _bound(experiment, agreed, said.name, releases, cost["delta"], classes)
+    bound, delta, attack = _bound(experiment, releases, said.name, cost["delta"], size, classes)
     pure = delta == 0 and cost["delta"] > 0
     return Finding(
-        f"{said.name}, {releases} release{'s' if releases > 1 else ''}",
+        f"{said.name}, {len(releases)} release{'s' if len(releases) > 1 else ''}",
         about(said.name),
         claim=cost["epsilon_pure"] if pure else cost["epsilon_total"],
         delta=delta,
@@ -51,43 +53,56 @@ def audit_releases(
     )
 
 
-def _bound(
-    experiment: Experiment, agreed: Agreement, name: str, releases: int, delta: float, classes: int
-) -> tuple[float, float, str]:
-    each = agreed.release
-    if isinstance(each, SampledGaussian):
-        steps = releases * each.steps
-        bound = sampled_gaussian_loss(each.noise_multiplier, each.sample_rate, steps, delta)
-        return bound, delta, f"all {steps} noisy sums, a gradient of length C in each"
-    if isinstance(each, SparseVector):
-        finding, releasing = _sparse_vector(experiment, each, name)
-        told = "all magnitudes and values move by what they can, in every round; at δ = 0"
-        return releases * (finding + releasing), 0.0, told
-    if name == "random_mask":
-        assert isinstance(each, Gaussian)
-        assert isinstance(experiment.strategy, Dssgd)
-        mask = RandomMask(SIZE, clip=experiment.strategy.clip or 1.0, multiplier=each.noise_multiplier)
-        change = np.full(SIZE, 1e3, np.float32)
+def paid_most(events: Iterable[Event], cost: dict[str, Any]) -> list[Release]:
+    """Return the releases that the total composes: of the dearest site, or sites, where records overlap."""
+    by_site: dict[int, list[Event]] = {}
+    for event in events:
+        by_site.setdefault(event.client, []).append(event)
+    dearest = sorted(by_site.values(), key=lambda own: spent(own, delta=cost["delta"]), reverse=True)
+    return [event.release for own in dearest[: cost["sites_per_record"]] for event in own]
 
-        def masked(noise: Noise, world: bool) -> None:
-            for _ in range(releases):
+
+def _bound(
+    experiment: Experiment, releases: Sequence[Release], name: str, delta: float, size: int, classes: int
+) -> tuple[float, float, str]:
+    first = releases[0]
+    if isinstance(first, SampledGaussian):
+        steps = sum(each.steps for each in releases if isinstance(each, SampledGaussian))
+        bound = sampled_gaussian_loss(first.noise_multiplier, first.sample_rate, steps, delta)
+        return bound, delta, f"all {steps} noisy sums, a gradient of length C in each"
+    if isinstance(first, SparseVector):
+        bound = sum(
+            count * sum(_sparse_vector(experiment, each, name, size))
+            for each, count in Counter(releases).items()
+            if isinstance(each, SparseVector)
+        )
+        return bound, 0.0, "all magnitudes and values move by what they can, in every round; at δ = 0"
+    if name.startswith("svm"):
+        return _svm(experiment, releases, name, delta, classes)
+    if name == "random_mask":
+        assert isinstance(experiment.strategy, Dssgd)
+        clip, change = experiment.strategy.clip or 1.0, np.full(SIZE, 1e3, np.float32)
+
+        def worlds(noise: Noise, world: bool) -> None:
+            for each in releases:
+                mask = RandomMask(SIZE, clip=clip, multiplier=amount(each).value)
                 mask.select(change if world else -change, noise=noise)
 
-        return loss(masked, delta=delta), delta, "a change of full length and its opposite, in every round"
-    if name.startswith("svm"):
-        return _svm(experiment, agreed, name, delta, classes)
-    record, label = np.full((1, SIZE), 10.0), np.zeros(1, np.int64)
+        told = "a change of full length and its opposite, in every round"
+    else:
+        record, label = np.full((1, SIZE), 10.0), np.zeros(1, np.int64)
 
-    def statistics(noise: Noise, world: bool) -> None:
-        for stage in agreed.stages:
-            batches = [(record / 100, label), (record, label)][: 2 if world else 1]
-            release(HeadStatistics(SIZE, 4), batches, amount(stage), noise)
+        def worlds(noise: Noise, world: bool) -> None:
+            for each in releases:
+                batches = [(record / 100, label), (record, label)][: 2 if world else 1]
+                release(HeadStatistics(SIZE, 4), batches, amount(each), noise)
 
-    at = delta if isinstance(each, Gaussian) else 0.0
-    return loss(statistics, delta=at), at, "one more record, as long as the bound allows, in every stage"
+        told = "one more record, as long as the bound allows, in every stage"
+    at = delta if isinstance(first, Gaussian) else 0.0
+    return loss(worlds, delta=at), at, told
 
 
-def _sparse_vector(experiment: Experiment, each: SparseVector, name: str) -> tuple[float, float]:
+def _sparse_vector(experiment: Experiment, each: SparseVector, name: str, size: int) -> tuple[float, float]:
     strategy = experiment.strategy
     assert isinstance(strategy, Dssgd)
     bound = strategy.bound or 1.0
@@ -99,22 +114,28 @@ def _sparse_vector(experiment: Experiment, each: SparseVector, name: str) -> tup
         printed = name == "sparse_vector_as_printed"
         return figure_12(values, epsilon=each.epsilon, noise=noise, as_printed=printed, **options)
 
-    return sparse_vector_losses(once, bound=bound, count=each.count, segments=name != "sparse_vector")
+    return sparse_vector_losses(
+        once,
+        bound=bound,
+        count=each.count,
+        segments=name != "sparse_vector",
+        negatives=size - each.count,
+        threshold=strategy.threshold,
+    )
 
 
 def _svm(
-    experiment: Experiment, agreed: Agreement, name: str, delta: float, classes: int
+    experiment: Experiment, releases: Sequence[Release], name: str, delta: float, classes: int
 ) -> tuple[float, float, str]:
     problems = 1 if classes == 2 else classes
-    kind, at = svm_noise(experiment), delta if isinstance(agreed.release, Gaussian) else 0.0
-    assert isinstance(experiment.trainer, Svm)
+    kind, at = svm_noise(experiment), delta if isinstance(releases[0], Gaussian) else 0.0
     each = COST if name == "svm_as_printed" else COST / RECORDS
     solved = [np.stack([opposed_weights(each, sign)] * problems) for sign in (1.0, -1.0)]
 
-    def worlds(noise: Noise, world: bool) -> object:
-        value = amount(agreed.release).value
+    def worlds(noise: Noise, world: bool) -> None:
         options: dict[str, Any] = {"cost": COST, "records": RECORDS, "problems": problems}
-        return perturbed(solved[world], kind=kind, amount=value, noise=noise, **options)
+        for released in releases:
+            perturbed(solved[world], kind=kind, amount=amount(released).value, noise=noise, **options)
 
     told = f"one of {RECORDS} records turns round, all others in pairs that cancel; {kind} noise"
     return loss(worlds, delta=at), at, told

@@ -19,6 +19,7 @@ from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
 from fed_dp.audit.bounds import check_confidence, sampled, two_worlds
 from fed_dp.audit.finding import Finding, about
+from fed_dp.audit.mechanisms import check_numbers
 from fed_dp.clients.adlm import AdlmTrainer
 from fed_dp.clients.paper import PaperTrainer, head_residual
 from fed_dp.clients.participant import Participant
@@ -215,6 +216,7 @@ def prepare(
         raise ConfigError(f"trainer {name!r} is not known; known: {', '.join(SETUPS)}")
     if variant not in SETUPS[name]:
         raise ConfigError(f"--variant = {variant!r}: trainer {name!r} has {', '.join(SETUPS[name])}")
+    check_numbers(epsilon=epsilon, delta=delta, noise=factor)
     if delta is None and name in NEEDS_DELTA:
         delta = 1e-5
     privacy = {"budget_epsilon": float(epsilon), "variant": variant} | ({"delta": delta} if delta else {})
@@ -263,7 +265,7 @@ def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> t
         return one, (-x[count : 2 * count], (y[count : 2 * count] + 1) % 10)
     canary = -x[:1], (y[:1] + 5) % 10
     rest = one if neighbours == "add/remove one" else (one[0][1:], one[1][1:])
-    return one, (np.concatenate([rest[0], canary[0]]), np.concatenate([rest[1], canary[1]]))
+    return one, (np.concatenate([canary[0], rest[0]]), np.concatenate([canary[1], rest[1]]))
 
 
 # ------------------------------------------------------------------------------------ attacks
@@ -275,8 +277,8 @@ def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
     variant, trainer = stage.experiment.privacy.variant, stage.trainer
     if isinstance(trainer, AdlmTrainer):
         return *_differences(stage, trainer), (
-            "noise elimination: what all inputs have in common is subtracted under each hypothesis, and the "
-            "one that leaves less is taken"
+            "on the noisy inputs, which the paper calls private and which are not sent: noise elimination; "
+            "what all have in common is subtracted under each hypothesis, and that which leaves less is taken"
         )
     if isinstance(trainer, PaperTrainer) and variant == "paper_as_released":
         return *_residuals(stage), (

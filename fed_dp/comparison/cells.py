@@ -20,10 +20,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fed_dp.errors import ConfigError, FedDpError, RunError
+from fed_dp.errors import ConfigError, FedDpError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.comparing import Cell
-from fed_dp.experiment.federation import load
+from fed_dp.experiment.federation import federation, load
 from fed_dp.simulations.runner import check, simulate
 from fed_dp.strategies.rounds import Silent, versions
 from fed_dp.strategies.run_folder import Line, RunFolder
@@ -64,16 +64,18 @@ def run_cells(
     todo: dict[str, Cell] = {}
     for cell in cells:
         folder = _folder(root, cell.experiment)
-        if fresh and cell.experiment.digest not in todo:
-            shutil.rmtree(folder, ignore_errors=True)
         if cell.experiment.digest in found or cell.experiment.digest in todo:
             continue
-        if (kept := _kept(cell.experiment, folder)) is not None:
+        if not fresh and (kept := _kept(cell.experiment, folder)) is not None:
             found[cell.experiment.digest] = Done(cell, kept, RunFolder(folder).lines(), kept=True)
             observe(found[cell.experiment.digest])
         else:
             todo[cell.experiment.digest] = cell
-    for done in _run(todo, root, min(jobs or os.cpu_count() or 1, max(len(todo), 1))):
+    try:
+        (root / CACHE).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--runs {str(root)!r} cannot be written: {error.strerror}") from None
+    for done in _run(todo, root, min(jobs or os.cpu_count() or 1, max(len(todo), 1)), fresh):
         found[done.cell.experiment.digest] = done
         observe(done)
     return [_as(found[cell.experiment.digest], cell) for cell in cells]
@@ -101,10 +103,16 @@ def _kept(experiment: Experiment, folder: Path) -> dict[str, Any] | None:
     except FedDpError:
         return None
     same = summary.get("versions") == versions()
-    return summary if same and summary["data"]["sha256"] == load(experiment.data).fingerprint() else None
+    return summary if same and summary["data"]["sha256"] == _fingerprint(experiment) else None
 
 
-def _run(todo: dict[str, Cell], root: Path, jobs: int) -> Iterator[Done]:
+def _fingerprint(experiment: Experiment) -> str:
+    """Return which records an experiment is about; with folds, they depend on its seed."""
+    section = experiment.data
+    return (load(section) if section.folds is None else federation(experiment).dataset).fingerprint()
+
+
+def _run(todo: dict[str, Cell], root: Path, jobs: int, fresh: bool) -> Iterator[Done]:
     if not todo:
         return
     for key, value in _ENVIRONMENT.items():
@@ -112,12 +120,10 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int) -> Iterator[Done]:
     with _pool(jobs) as pool:
         # The longest first would be best; those of many rounds are a fair guess at it.
         ordered = sorted(todo.values(), key=lambda cell: -cell.experiment.rounds)
-        waiting: dict[Future[dict[str, Any]], Cell] = {
-            pool.submit(
-                _work, json.dumps(cell.experiment.tables()), str(_folder(root, cell.experiment))
-            ): cell
-            for cell in ordered
-        }
+        waiting: dict[Future[dict[str, Any]], Cell] = {}
+        for cell in ordered:
+            tables, folder = json.dumps(cell.experiment.tables()), str(_folder(root, cell.experiment))
+            waiting[pool.submit(_work, tables, folder, fresh)] = cell
         while waiting:
             ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in ready:
@@ -129,8 +135,9 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int) -> Iterator[Done]:
                         f"a process of the comparison died, likely for want of memory, at {cell.variant}: "
                         "try --jobs 1; what is done is kept"
                     ) from None
-                except FedDpError as error:
-                    yield Done(cell, {}, [], failure=str(error))
+                except Exception as error:  # whatever a run raises, the others go on
+                    name = "" if isinstance(error, FedDpError) else f"{type(error).__name__}: "
+                    yield Done(cell, {}, [], failure=f"{name}{error}")
                     continue
                 yield Done(cell, summary, RunFolder(_folder(root, cell.experiment)).lines())
 
@@ -167,18 +174,24 @@ def _leave_interrupts() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _work(tables: str, folder: str) -> dict[str, Any]:
+def _work(tables: str, folder: str, fresh: bool) -> dict[str, Any]:
     """Run one cell in this process; another process that is at the same cell is waited for."""
     experiment, path = build(json.loads(tables)), Path(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        if (kept := _kept(experiment, path)) is not None:
+        if not fresh and (kept := _kept(experiment, path)) is not None:
             return kept
-        if RunFolder(path).finished:  # of other versions or records
-            shutil.rmtree(path)
+        began = path.with_suffix(".versions")
+        now = json.dumps(versions())
+        if fresh or RunFolder(path).finished or not began.is_file() or began.read_text() != now:
+            shutil.rmtree(path, ignore_errors=True)  # of other versions or records
+        began.write_text(now)
         try:
-            return simulate(experiment, observer=Silent(), engine="in-process", folder=path)[1]
-        except FedDpError:
-            shutil.rmtree(path, ignore_errors=True)  # nothing that cannot go on stays in the way
-            raise
+            return _simulated(experiment, path)
+        except ResumeError:  # it cannot go on where it stopped: other records, or noise that has no seed
+            shutil.rmtree(path, ignore_errors=True)
+            return _simulated(experiment, path)
+
+
+def _simulated(experiment: Experiment, path: Path) -> dict[str, Any]:
+    return simulate(experiment, observer=Silent(), engine="in-process", folder=path)[1]

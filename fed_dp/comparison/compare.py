@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fed_dp.accounting import from_json
 from fed_dp.audit.releases import audit_releases
 from fed_dp.comparison.cells import Done, run_cells
 from fed_dp.comparison.outcome import outcome
@@ -44,5 +45,6 @@ def _audit(rows: Sequence[dict[str, Any]], done: Sequence[Done]) -> None:
         each = cells[row["variant"], row["epsilon"]]
         experiment, size = each.cell.experiment, each.summary["model"]["parameters"]
         classes = load(experiment.data).classes
-        found = audit_releases(experiment, row["privacy"], size=size, classes=classes)
+        events = [event for line in each.lines for event in from_json(line["events"])]
+        found = audit_releases(experiment, each.summary["privacy"], events, size=size, classes=classes)
         row["audit"] = None if found is None else found.tables()

@@ -27,7 +27,7 @@ def write_all(folder: Path, outcome: Outcome) -> None:
     """Write comparison.json, and everything that is drawn from it."""
     try:
         (folder / "figures").mkdir(parents=True, exist_ok=True)
-        text = json.dumps(outcome, indent=2)
+        text = json.dumps(outcome, indent=2, allow_nan=False)
         write_atomically(folder / "comparison.json", text.encode() + b"\n")
         write_atomically(folder / "table.csv", _csv(outcome).encode())
         write_atomically(folder / "report.html", _page(outcome, text).encode())
@@ -64,7 +64,7 @@ def charts(outcome: Outcome) -> list[Chart]:
         ),
         Chart(
             "accuracy-by-round",
-            f"Test accuracy against rounds, at ε = {top:g}",
+            f"Test accuracy against rounds, of a budget of ε = {top:g}",
             "round",
             "test accuracy",
             tuple(
@@ -97,7 +97,8 @@ def _by_epsilon(rows: Sequence[Row], score: str) -> list[Series]:
     found: dict[str, list[Point]] = {}
     for row in rows:
         interval = row[score]["interval"]
-        point = Point(row["epsilon"], row[score]["mean"], None if interval is None else (*interval,))
+        at = row["privacy"]["epsilon_total"]
+        point = Point(at, row[score]["mean"], None if interval is None else (*interval,))
         found.setdefault(row["variant"], []).append(point)
     return [Series(name, tuple(sorted(points, key=lambda p: p.x))) for name, points in found.items()]
 
@@ -202,7 +203,7 @@ def _table(outcome: Outcome) -> str:
             private = '<td class="number">∞</td><td colspan="4">no privacy</td>'
         else:
             status = cost["guarantee"]
-            audit = row_text(row["audit"]) if row.get("audit") else "not audited"
+            audit = row_text(row["audit"], delta=cost["delta"]) if row.get("audit") else "not audited"
             private = (
                 f"{_number(cost['epsilon_total'], 3)}"
                 f'<td><span class="{status}">{status}</span></td>'
@@ -256,7 +257,7 @@ def _costs(outcome: Outcome) -> str:
 def _guarantees(rows: Sequence[Row]) -> str:
     """Return what stands behind each mechanism, once."""
     found: dict[str, Any] = {}
-    for row in rows:
+    for row in sorted(rows, key=lambda r: r["epsilon"] or 0):
         if row.get("privacy"):
             found[row["variant"]] = row
     parts = []
@@ -286,7 +287,8 @@ def _audits(rows: Sequence[Row]) -> str:
     for row in rows:
         if audit := row.get("audit"):
             where = f"{row['variant']}, ε = {row['epsilon']:g}"
-            told = f"{where}: {row_text(audit)}. {audit['subject']}; {audit['attack']}"
+            told = row_text(audit, delta=row["privacy"]["delta"])
+            told = f"{where}: {told}. {audit['subject']}; {audit['attack']}"
             listed.append(f"<li>{html.escape(told)}</li>")
     if not listed:
         return ""
@@ -299,8 +301,8 @@ def _csv(outcome: Outcome) -> str:
     out, score = io.StringIO(), outcome["score"]
     heads = (
         "mechanism", "epsilon", "epsilon_total", "delta", "guarantee", "unit", "neighbours", "audit_epsilon",
-        "audit_verdict", "score", "mean", "low", "high", "deviation", "runs", "less_psgd", "p", "p_adjusted",
-        "rounds", "bytes_uploaded", "bytes_downloaded", "seconds",
+        "audit_claim", "audit_delta", "audit_verdict", "score", "mean", "low", "high", "deviation", "runs",
+        "less_psgd", "p", "p_adjusted", "rounds", "bytes_uploaded", "bytes_downloaded", "seconds",
     )  # fmt: skip
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(heads)
@@ -310,13 +312,14 @@ def _csv(outcome: Outcome) -> str:
         cost, told, audit = row["privacy"] or {}, row[score], row.get("audit") or {}
         against = row.get("against_baseline") or {}
         low, high = told["interval"] or (None, None)
+        audited = [audit.get(key) for key in ("bound", "claim", "delta", "verdict")]
         writer.writerow(
             [
                 row["variant"], row["epsilon"], cost.get("epsilon_total"), cost.get("delta"),
-                cost.get("guarantee", "none"), cost.get("unit"), cost.get("neighbours"), audit.get("bound"),
-                audit.get("verdict"), score, told["mean"], low, high, told["deviation"], len(told["by_seed"]),
-                against.get("difference"), against.get("p"), against.get("p_adjusted"), row["rounds"],
-                row["bytes"]["uploaded"], row["bytes"]["downloaded"], row["seconds"],
+                cost.get("guarantee", "none"), cost.get("unit"), cost.get("neighbours"), *audited, score,
+                told["mean"], low, high, told["deviation"], len(told["by_seed"]), against.get("difference"),
+                against.get("p"), against.get("p_adjusted"), row["rounds"], row["bytes"]["uploaded"],
+                row["bytes"]["downloaded"], row["seconds"],
             ]
         )  # fmt: skip
     return out.getvalue()

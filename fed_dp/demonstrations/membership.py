@@ -25,7 +25,7 @@ from fed_dp.simulations.chart import Chart, Point, Series, to_html
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 
-SITES, RECORDS = 5, 150  # records that are trained on, about
+SITES, RECORDS = 5, 150  # that are trained on
 _SGD = {"name": "sgd", "learning_rate": 0.2, "local_epochs": 5, "batch_size": 16}
 RUNS: dict[str, dict[str, Any]] = {
     "no privacy": {"trainer": _SGD, "rounds": 40},
@@ -44,23 +44,26 @@ def membership(data: str, out: Path, *, seed: int = 1) -> list[dict[str, Any]]:
     """Train, attack by loss, write a page with the attack's curves, and return how well it did."""
     rows, series = [], []
     for name, changes in RUNS.items():
-        all_records = federation(experiment_on(data, {"clients": {"count": 1}})).dataset
-        fraction = RECORDS / SITES / len(all_records.train)
-        partition = {"name": "fraction", "fraction": fraction}
+        there = len(federation(experiment_on(data, {"clients": {"count": 1}})).dataset.train)
+        # All other records are set aside: nobody trains on them.
         tables = {"seed": seed, "clients": {"count": SITES}, "model": {"name": "small-mlp"}, **changes}
-        experiment = experiment_on(data, tables | {"data": {"name": data, "partition": partition}})
-        members, others, accuracy = _losses(experiment)
+        aside = {"data": {"name": data, "public_records": there - RECORDS}}
+        members, others, summary = _losses(experiment_on(data, tables | aside))
+        cost = summary["privacy"]
         labels = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
         scores = -np.concatenate([members, others])
         false, true, _ = roc_curve(labels, scores)
         rows.append(
             {
                 "training": name,
+                "guarantee": "none"
+                if cost is None
+                else f"{cost['guarantee']}, total ε = {cost['epsilon_total']:.3f}",
                 "attack's AUC": float(roc_auc_score(labels, scores)),
                 "found at 1 % false alarms": float(np.interp(0.01, false, true)),
                 "loss, trained on": float(members.mean()),
                 "loss, others": float(others.mean()),
-                "test accuracy": accuracy,
+                "test accuracy": float(summary["accuracy"]["final"]),
             }
         )
         at = np.linspace(0, 1, 41)
@@ -72,7 +75,7 @@ def membership(data: str, out: Path, *, seed: int = 1) -> list[dict[str, Any]]:
         tuple(series), share=True,
     )  # fmt: skip
     body = f"""<h1>Who was trained on</h1>
-<p>{SITES} sites train on about {RECORDS} records of {data} together. The attacker has the final model and a
+<p>{SITES} sites train on {RECORDS} records of {data} together. The attacker has the final model and a
 record, and says "trained on" where the loss is small. ε is the total of the whole run, per record, δ = 1e-5,
 proved.</p>
 {table(rows)}
@@ -83,8 +86,8 @@ ones.</p>"""
     return rows
 
 
-def _losses(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
-    """Return the final model's losses of what it was trained on and of other records, and its accuracy."""
+def _losses(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, Any]]:
+    """Return the final model's losses of what it was trained on and of other records, and the summary."""
     members = federation(experiment)
     with tempfile.TemporaryDirectory() as folder:
         path, summary = simulate(
@@ -99,4 +102,4 @@ def _losses(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.flo
         x, y = data.inputs(data.train, rows), data.train.y[rows]
         evaluator = Evaluator(experiment.model.name, data.shape, data.classes, x, y, experiment.network)
         found.append(evaluator.losses(model.weights))
-    return found[0], found[1], float(summary["accuracy"]["final"])
+    return found[0], found[1], summary

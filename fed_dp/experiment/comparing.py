@@ -109,6 +109,8 @@ def _section(tables: Tables, where: str) -> Tables:
         if not _is_level(key):
             raise ConfigError(f"{where}: compare.at.{key!r}: expected an ε, written as in 0.5 or 8")
     repeats = tables.pop("repeats", {})
+    if not isinstance(repeats, dict):
+        raise ConfigError(f"{where}: repeats = {repeats!r}: expected a table of seeds and folds")
     if "folds" in repeats:
         raise ConfigError(f"{where}: repeats.folds = {repeats['folds']!r}: a comparison repeats seeds alone")
     if isinstance(repeats.get("seeds"), int):

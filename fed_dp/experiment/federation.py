@@ -15,6 +15,7 @@ from fed_dp.errors import ConfigError, PartitionError, RunError
 from fed_dp.experiment.schema import Data, Dirichlet, Experiment, FixedFraction, Natural, Shards
 
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once
+_LEFT_OUT: dict[str, Integers] = {}  # records that no client has, though they were dealt out
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ def federation(experiment: Experiment) -> Federation:
         rest = np.setdiff1d(rest, aside)
     dataset, rest = _folded(experiment, whole, rest)
     parts = [rest[part] for part in _divide(experiment, dataset, rest)]
+    if (out := _LEFT_OUT.get(_key(section))) is not None:
+        parts = [np.setdiff1d(part, out) for part in parts]
     widest = partition.overlap(parts, len(dataset.train))
     if experiment.strategy.name == "centralised":
         parts, widest = [np.unique(np.concatenate(parts))], 1
@@ -165,10 +168,16 @@ def load(section: Data) -> DataSet:
     return _LOADED[key]
 
 
-def adopt(section: Data, dataset: DataSet) -> None:
-    """Use a data set that another process has read (Ray shares its arrays without a copy)."""
+def adopt(section: Data, dataset: DataSet, *, without: Integers | None = None) -> None:
+    """Use a data set that another process has read (Ray shares its arrays without a copy).
+
+    Records `without` are left out after all are dealt out, so that everybody else's stay where they are.
+    """
     _LOADED.clear()
+    _LEFT_OUT.clear()
     _LOADED[_key(section)] = dataset
+    if without is not None:
+        _LEFT_OUT[_key(section)] = without
 
 
 def _key(section: Data) -> str:

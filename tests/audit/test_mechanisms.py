@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import laplace as laplace_distribution
 
-from fed_dp.accounting import GUARANTEES
+from fed_dp.accounting import GUARANTEES, Event, from_json
 from fed_dp.audit import exact, mechanisms
 from fed_dp.audit.exact import loss
-from fed_dp.audit.finding import NOT_REFUTED, NOTHING_STATED, REFUTED, Finding, Said
+from fed_dp.audit.finding import NOT_REFUTED, NOTHING_STATED, REFUTED, Finding, Said, row_text
 from fed_dp.audit.mechanisms import MECHANISMS, audit_mechanism
 from fed_dp.audit.releases import EXACT, audit_releases
 from fed_dp.errors import ConfigError, PrivacyError
-from fed_dp.experiment import build
+from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.release import agreement
 from fed_dp.mechanisms import Noise
+from fed_dp.simulations.runner import simulate
+from fed_dp.strategies.rounds import Silent
+from fed_dp.strategies.run_folder import RunFolder
 from tests.conftest import private_selection, small
 from tests.mechanisms.privacy_loss import mutant
 
@@ -134,28 +140,87 @@ EXPERIMENTS: dict[str, Any] = {
 }
 
 
+def ran(experiment: Experiment, tmp_path: Path) -> tuple[dict[str, Any], list[Event]]:
+    """What a run states, and all that it released."""
+    folder, summary = simulate(experiment, observer=Silent(), engine="in-process", root=tmp_path)
+    lines = RunFolder(folder).lines()
+    return summary["privacy"], [event for line in lines for event in from_json(line["events"])]
+
+
 @pytest.mark.parametrize("name", EXACT)
-def test_the_releases_of_an_experiment_are_audited_together(name: str) -> None:
+def test_the_releases_of_a_run_are_audited_together(name: str, tmp_path: Path) -> None:
     assert name in GUARANTEES
     experiment = EXPERIMENTS[name]()
-    delta = experiment.privacy.delta or 0.0
-    cost = {"epsilon_total": 4.0, "epsilon_pure": 4.0, "delta": delta}
-    found = audit_releases(experiment, cost, size=650, classes=10)
+    cost, events = ran(experiment, tmp_path)
+    found = audit_releases(experiment, cost, events, size=650, classes=10)
     assert found is not None
     assert found.refuted == name.endswith("as_printed")
     if not found.refuted:
-        assert found.bound > 0.45 * 4.0
+        assert found.bound > (0.45 if name in GENEROUS else 0.95) * found.claim
     # The same releases, stated to cost a third.
-    less = audit_releases(
-        experiment, {**cost, "epsilon_total": 4 / 3, "epsilon_pure": 4 / 3}, size=650, classes=10
-    )
+    third = {**cost, **{key: cost[key] and cost[key] / 3 for key in ("epsilon_total", "epsilon_pure")}}
+    less = audit_releases(experiment, third, events, size=650, classes=10)
     assert less is not None
     assert less.refuted
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"clients": {"count": 6, "fraction": 0.34}, "rounds": 6},  # a site pays in some rounds alone
+        {"data": {"partition": {"name": "fraction", "fraction": 0.4}}},  # a record pays at several sites
+    ],
+)  # fmt: skip
+def test_what_is_audited_is_what_the_total_composes(change: dict[str, Any], tmp_path: Path) -> None:
+    experiment = small("psgd", **change)
+    cost, events = ran(experiment, tmp_path)
+    found = audit_releases(experiment, cost, events, size=650, classes=10)
+    assert found is not None
+    assert not found.refuted
+    assert found.bound > 0.95 * cost["epsilon_total"]
+
+
+@pytest.mark.parametrize("epsilon", [1e-2, 1.0, 1e3, 1e6])
+@pytest.mark.parametrize("share", [0.1, 1.0])
+@pytest.mark.parametrize("split", ["lyu", "equal"])
+def test_the_loss_of_finding_never_exceeds_its_proof(split: str, share: float, epsilon: float) -> None:
+    experiment = build(
+        {
+            "rounds": 10,
+            "strategy": {
+                "name": "dssgd", "selection": "sparse_vector", "bound": 0.01, "upload_fraction": share,
+                "split": split,
+            },
+            "privacy": {"budget_epsilon": epsilon},
+        }
+    )  # fmt: skip
+    agreed = agreement(experiment, client=0, size=2410)
+    assert agreed is not None
+    events = [agreed.event(turn=turn, client=0) for turn in range(1, 11)]
+    cost = {"epsilon_total": epsilon, "epsilon_pure": epsilon, "delta": 0.0, "sites_per_record": 1}
+    found = audit_releases(experiment, cost, events, size=2410, classes=10)
+    assert found is not None
+    assert 0.1 * epsilon < found.bound <= epsilon * (1 + 1e-9)
+    json.dumps(found.tables(), allow_nan=False)
+
+
+def test_an_integral_of_what_is_known() -> None:
+    found = exact._log_integral(lambda z: exact._log_density(z, 2.0), (0.0,), 2.0)
+    assert found == pytest.approx(0.0, abs=1e-12)
+    below = exact._log_below(np.array([-3.0, 0.0, 3.0, -1e6]), 1.5)
+    assert below[:3] == pytest.approx(laplace_distribution.logcdf([-3.0, 0.0, 3.0], scale=1.5))
+    assert below[3] == pytest.approx(-1e6 / 1.5 - math.log(2))
+
+
+def test_a_bound_at_another_delta_says_what_is_stated_there() -> None:
+    said = Said("proved", "participant", "replace one")
+    found = Finding("x", said, claim=2.7, delta=0.0, bound=2.6, confidence=1.0, attack="a").tables()
+    assert row_text(found, delta=1e-5) == "≥ 2.600 of 2.700 at δ = 0 (exact)"
+    assert row_text(found, delta=0.0) == "≥ 2.600 (exact)"
+
+
 def test_what_has_no_exact_loss_is_not_audited() -> None:
-    plain = audit_releases(small(), {"delta": 0.0}, size=650, classes=10)
-    assert plain is None
+    assert audit_releases(small(), {"delta": 0.0, "sites_per_record": 1}, [], size=650, classes=10) is None
 
 
 def test_a_spy_adds_nothing() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from fed_dp.audit.one_run import audit_run
+from fed_dp.audit.one_run import _canaries, audit_run
 from fed_dp.audit.trainers import audit_trainer, known_trainers, prepare
 from fed_dp.errors import ConfigError
-from tests.conftest import small
+from fed_dp.experiment.federation import adopt, federation, load
+from tests.conftest import private_selection, small
 
 BROKEN = [
     ("dssgd", "paper_as_printed", {"trials": 200}),
@@ -54,8 +56,8 @@ def test_two_worlds_differ_in_what_the_guarantee_protects() -> None:
     assert len(added[1][1]) == len(added[0][1]) + 1
     replaced = prepare("svm").worlds
     assert len(replaced[1][1]) == len(replaced[0][1])
-    same = (replaced[0][0][1:] == replaced[1][0][:-1]).all()
-    assert same
+    assert (replaced[0][0][1:] == replaced[1][0][1:]).all()  # all others stay where they are
+    assert not (replaced[0][0][0] == replaced[1][0][0]).all()
     others = prepare("dssgd").worlds  # a participant: all records are others
     assert not (others[0][0] == others[1][0]).all(axis=(1, 2, 3)).any()
 
@@ -69,6 +71,9 @@ def test_wrong_names_are_one_line() -> None:
         audit_trainer("psgd", trials=5)
     with pytest.raises(ConfigError, match=r"--confidence = 1\.0"):
         audit_trainer("psgd", confidence=1.0)
+    for factor in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match="--noise"):
+            audit_trainer("svm", factor=factor)
     with pytest.raises(ConfigError, match="draw their own noise"):
         audit_trainer("dpa", variant="paper", factor=0.5)
 
@@ -78,15 +83,46 @@ def test_one_run_shows_what_a_run_without_privacy_loses_and_does_not_refute_psgd
     found = audit_run(plain, canaries=200)
     assert found.bound > 1
     assert not found.refuted  # nothing is stated
-    private = audit_run(small("psgd", rounds=5), canaries=200)
-    assert private.bound <= 4.0
+    stated = {"budget_epsilon": 0.5, "delta": 1e-5}
+    private = audit_run(small("psgd", rounds=5, privacy=stated), canaries=200)
+    assert private.bound <= private.claim <= 0.5
     assert "one run, 200 mislabelled canaries" in private.attack
+
+
+def test_coins_move_no_other_record() -> None:
+    """Neighbours differ in one record of one site: all others stay where they were dealt out."""
+    experiment = small()
+    whole = load(experiment.data)
+    before = federation(experiment).parts
+    out = np.array([before[1][3], before[2][0]])
+    adopt(experiment.data, whole, without=out)
+    try:
+        after = federation(experiment).parts
+    finally:
+        adopt(experiment.data, whole)
+    for one, two in zip(before, after, strict=True):
+        assert np.setdiff1d(one, out).tolist() == two.tolist()
+    assert [part.tolist() for part in federation(experiment).parts] == [part.tolist() for part in before]
+
+
+def test_one_run_keeps_to_records_that_sites_hold_and_to_the_stated_neighbours() -> None:
+    private = small(data={"public_records": 900})
+    found = _canaries(private, load(private.data), 100, 1, "add/remove one")
+    assert found.other is None
+    assert set(found.rows) <= set(np.concatenate(federation(private).parts))
+    both = _canaries(private, load(private.data), 100, 1, "replace one")
+    assert both.other is not None
+    assert (both.other != both.label).all()
+    assert (both.label != load(private.data).train.y[both.rows]).all()
+    by_label = audit_run(private_selection("random_mask"), canaries=100)
+    assert by_label.said.neighbours == "replace one"
+    assert by_label.bound <= by_label.claim
+    overlapping = small("psgd", data={"partition": {"name": "fraction", "fraction": 0.5}})
+    assert audit_run(overlapping, canaries=50).claim > 4.0  # a record at several sites pays at each
 
 
 def test_one_run_refuses_what_it_cannot_audit() -> None:
     with pytest.raises(ConfigError, match="no one model"):
         audit_run(small(strategy={"name": "standalone"}))
-    with pytest.raises(ConfigError, match="would not be protected"):
-        audit_run(small(data={"public_records": 10}))
     with pytest.raises(ConfigError, match="--canaries = 5"):
         audit_run(small(), canaries=5)

@@ -113,6 +113,7 @@ delta = 1e-4
         (("", ""), {"settings": ["seed=3"]}, "a comparison has its own seed"),
         (("", ""), {"settings": ["privacy.budget_epsilon=3"]}, "its own privacy.budget_epsilon"),
         (("rounds = 2", "rounds = 2\nrepeats = { folds = 3 }"), {}, "repeats.folds = 3"),
+        (("rounds = 2", "rounds = 2\nrepeats = 3"), {}, "repeats = 3: expected a table"),
         (("", ""), {"wanted_profile": "quick"}, "no profile 'quick'"),
     ],
 )  # fmt: skip
@@ -159,6 +160,25 @@ def test_only_results_of_the_same_versions_and_records_are_kept(
     assert mended.summary["accuracy"] == first.summary["accuracy"]
     [anew] = run_cells(cells, root=tmp_path, fresh=True)
     assert not anew.kept
+    (folder / "summary.json").unlink()  # it was stopped …
+    folder.with_suffix(".versions").write_text("{}")  # … and is of other versions: begun again, not resumed
+    began = (folder / "metrics.jsonl").stat().st_ino
+    run_cells(cells, root=tmp_path)
+    assert (folder / "metrics.jsonl").stat().st_ino != began
+
+
+def test_folds_are_kept_and_what_cannot_be_resumed_begins_again(tmp_path: Path) -> None:
+    folded = plan(written(tmp_path), epsilons=[4], seeds=1, settings=["data.folds=3", "data.fold=1"])
+    cells = [cell for cell in folded.cells if cell.variant in ("mine", "centralised")]
+    run_cells(cells, root=tmp_path)
+    again = run_cells(cells, root=tmp_path)
+    assert all(each.kept for each in again)
+    folder = tmp_path / CACHE / cells[-1].experiment.digest[:20]
+    (folder / "summary.json").unlink()
+    (folder / "data.sha256").write_text("other records")
+    [mended] = run_cells(cells[-1:], root=tmp_path)
+    assert not mended.failure
+    assert mended.summary == again[-1].summary | {"seconds": mended.summary["seconds"]}
 
 
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
@@ -196,7 +216,7 @@ def test_a_worker_that_dies_is_told_with_what_to_do(tmp_path: Path, monkeypatch:
         run_cells(small_plan(tmp_path).cells[:1], root=tmp_path, jobs=1)
 
 
-def _dies(tables: str, folder: str) -> dict[str, Any]:
+def _dies(tables: str, folder: str, fresh: bool) -> dict[str, Any]:
     import os
 
     os._exit(9)

@@ -94,7 +94,8 @@ def test_every_number_is_that_of_the_json(page: Page) -> None:
         for point in browser.find_elements(By.CSS_SELECTOR, "#accuracy-by-epsilon .point")
     }
     assert drawn == {
-        (row["variant"], row["epsilon"] or 0.0): row["accuracy"]["mean"] for row in found["rows"]
+        (row["variant"], row["privacy"]["epsilon_total"] if row["privacy"] else 0.0): row["accuracy"]["mean"]
+        for row in found["rows"]
     }
     for line in browser.find_elements(By.CSS_SELECTOR, "#costs tbody tr"):
         row = rows[line.get_attribute("data-variant"), line.get_attribute("data-epsilon")]
