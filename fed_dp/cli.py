@@ -6,14 +6,14 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 import fed_dp
-from fed_dp.cli_compare import audit, compare, demo
+from fed_dp.cli_compare import audit, compare, demo, interrupt
 from fed_dp.cli_deploy import deploy
 from fed_dp.errors import ConfigError, FedDpError, ResumeError
 
@@ -119,7 +119,7 @@ def simulate(
         observers.append(_observer(console, quiet))
         return observers[-1]
 
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         path, summary = run_study(
             name,
@@ -174,10 +174,6 @@ def _observer(console: Console, quiet: bool) -> Observer:
     if quiet:
         return Silent()
     return ProgressBar(console) if console.is_terminal else PlainLines(console.file)  # type: ignore[arg-type]
-
-
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
 
 
 app.command("compare")(compare)

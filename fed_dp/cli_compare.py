@@ -94,7 +94,7 @@ def compare(
         check()
     console = Console(stderr=as_json, highlight=False)
     watch = _Watch(console, len({cell.experiment.digest for cell in planned.cells}), quiet)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         folder, found = run(
             planned,
@@ -139,7 +139,8 @@ def _words(text: str | None) -> list[str]:
     return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
-def _interrupt(*_: object) -> NoReturn:
+def interrupt(*_: object) -> NoReturn:
+    """Take a signal as Ctrl-C."""
     raise KeyboardInterrupt
 
 
