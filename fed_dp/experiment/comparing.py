@@ -159,7 +159,7 @@ def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[s
         own["strategy"] = {"name": strategy}
         own["name"] = f"{base['name']}-{reference}"
         del own["privacy"]
-        built[reference] = build(own, where=f"{where}:{reference}")
+        built[reference] = build(override(own, settings), where=f"{where}:{reference}")
     return name
 
 

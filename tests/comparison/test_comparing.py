@@ -73,6 +73,7 @@ def test_what_is_given_wins(tmp_path: Path) -> None:
     )
     assert {cell.variant for cell in found.cells} == {"mine", "sums", *REFERENCES.values()}
     assert {cell.experiment.clients.count for cell in found.cells} == {4}
+    assert {cell.experiment.rounds for cell in found.cells} == {3}
     assert found.epsilons == (2.0,)
     alone = plan(written(tmp_path, "[trainer]\nname = 'sgd'\n[clients]\ncount = 3\n"))
     assert alone.baseline == "psgd"  # added
