@@ -7,7 +7,7 @@ raises, and then Flower sends an error reply with no arrays in it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +27,7 @@ from fed_dp.clients.memory import InContext, Memory, OnDisk
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
 from fed_dp.clients.site_file import SiteFile
-from fed_dp.clients.trainer import Fit, Releasing, Site, State, Trainer
+from fed_dp.clients.trainer import Fit, Releasing, Site, Task, Together, Trainer
 from fed_dp.errors import DataError, FedDpError, PrivacyError, RunError, SiteRefused, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, at_site, federation
@@ -36,6 +36,10 @@ from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
 from fed_dp.models import Evaluator, Vector, use_one_thread
 from fed_dp.sharing import message as names
+
+Wanted = tuple[Trainer, Task]
+Replying = Generator[Wanted, Fit, Message]  # it asks for its training, and ends with a reply
+Answering = Generator[Wanted, Fit, Answer]
 
 app = ClientApp()
 ACCOUNT, NEW, LASTING, BODIES = "account", "new", "lasting", "bodies"  # of a virtual client's books
@@ -161,7 +165,58 @@ def _told_records(place: _Workplace, client: int) -> int:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Run one round of the trainer from the weights received.
+    """Run one round of the trainer from the weights received."""
+    replying = _train(message, context)
+    try:
+        trainer, task = next(replying)
+        try:
+            fit = trainer.fit(task.weights, task.site, task.state)
+        except Exception as error:
+            replying.throw(error)
+        else:
+            replying.send(fit)
+    except StopIteration as over:
+        reply: Message = over.value
+        return reply
+    raise AssertionError("a turn is trained once")
+
+
+def train_together(jobs: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
+    """Run one round of several virtual clients, all that can be trained at once in one go.
+
+    Everything else is as in `train`, one client after the other: each is charged before its training
+    begins, and has its own noise. One that fails does so alone, unless the common training does.
+    """
+    replies: dict[int, Message | Exception] = {}
+    waiting: list[tuple[int, Replying, Task]] = []
+    for place, (message, context) in enumerate(jobs):
+        replying = _train(message, context)
+        try:
+            trainer, task = next(replying)
+            waiting.append((place, replying, task))
+        except StopIteration as over:
+            replies[place] = over.value
+        except Exception as error:
+            replies[place] = error
+    fits: Sequence[Fit | Exception] = []
+    if waiting:
+        assert isinstance(trainer, Together)  # the same for all of an experiment
+        try:
+            fits = trainer.fit_together([task for *_, task in waiting])
+        except Exception as error:
+            fits = [error] * len(waiting)
+    for (place, replying, _), fit in zip(waiting, fits, strict=True):
+        try:
+            replying.throw(fit) if isinstance(fit, Exception) else replying.send(fit)
+        except StopIteration as over:
+            replies[place] = over.value
+        except Exception as error:
+            replies[place] = error
+    return [replies[place] for place in range(len(jobs))]
+
+
+def _train(message: Message, context: Context) -> Replying:
+    """Answer one message; where training is needed, ask for it and take the fit.
 
     The weights are checked first: weights from which a network overflows for some records and not
     for others would turn an error reply into an answer about the records.
@@ -182,10 +237,10 @@ def train(message: Message, context: Context) -> Message:
     site = Site(x, y, client, question.turn, experiment.seed)
     turn = _Turn(place, participant, weights, site, memory)
     if agreed is None and place.site is None:
-        return _reply(_work(turn, None), message)
+        return _reply((yield from _work(turn, None)), message)
     books = _books(context, place, client)
     with books.alone():
-        answer = _answer(turn, context, books, question, agreed)
+        answer = yield from _answer(turn, context, books, question, agreed)
     return _reply(answer, message)
 
 
@@ -202,23 +257,23 @@ class _Turn:
 
 def _answer(
     turn: _Turn, context: Context, books: Books, question: Question, agreed: Agreement | None
-) -> Answer:
+) -> Answering:
     """Return what was sent before, or charge, train, noise and keep."""
     if (before := books.kept(question)) is not None:
         return before
     if agreed is None:  # a deployed site that allows it: a repeated question still gets the same bytes
-        answer = _work(turn, None)
+        answer = yield from _work(turn, None)
         assert isinstance(books, SiteBooks)
         books.keep(books.ledger.read()[0], question, answer)
         return answer
     if agreed.stages:
-        return _staged(turn, context, books, question, agreed)
+        return (yield from _staged(turn, context, books, question, agreed))
     noise = _noise(agreed, turn.site)
     event = agreed.event(turn=question.turn, client=turn.site.client)
     account = books.charge(event, question, ahead=turn.place.experiment.rounds)
     if isinstance(books, VirtualBooks):
         keep_books(context, books)
-    answer = _work(turn, noise)
+    answer = yield from _work(turn, noise)
     answer.told.update({names.EVENTS: to_json([event]), names.MARK: account.mark})
     books.keep(account, question, answer)
     return answer
@@ -233,7 +288,7 @@ def _permit(site: SiteFile, experiment: Experiment, agreed: Agreement | None) ->
         raise
 
 
-def _staged(turn: _Turn, context: Context, books: Books, question: Question, agreed: Agreement) -> Answer:
+def _staged(turn: _Turn, context: Context, books: Books, question: Question, agreed: Agreement) -> Answering:
     """Train on what this turn's stage has released. Only if it has not yet is it charged and released.
 
     What a stage released is kept; under the same encoder it is used again, in this turn and in all
@@ -259,7 +314,7 @@ def _staged(turn: _Turn, context: Context, books: Books, question: Question, agr
                 keep_books(context, books)
         if before is not None:
             held, events = before.data, [*events, *from_json(before.told[names.EVENTS])]
-    answer = _work(turn, None, np.frombuffer(held, np.float32))
+    answer = yield from _work(turn, None, np.frombuffer(held, np.float32))
     answer.told.update({names.EVENTS: to_json(events), names.MARK: books.mark})
     return answer
 
@@ -295,7 +350,7 @@ def _reply(answer: Answer, message: Message) -> Message:
     return Message(content, reply_to=message)
 
 
-def _work(turn: _Turn, noise: Noise | None, released: Vector | None = None) -> Answer:
+def _work(turn: _Turn, noise: Noise | None, released: Vector | None = None) -> Answering:
     """Train and select. What goes wrong in a private round is told by its kind alone.
 
     `noise` is for what is selected; a trainer that has released a statistic trains on `released`.
@@ -307,7 +362,7 @@ def _work(turn: _Turn, noise: Noise | None, released: Vector | None = None) -> A
         if released is not None and isinstance(trainer, Releasing):
             fit = trainer.follow(weights, released, trainer.stage(site.round), records=len(site.y))
         else:
-            fit = _fit(trainer, weights, site, memory.state(), noise)
+            fit = yield from _fit(trainer, Task(weights, site, memory.state()), noise)
         data = participant.upload(
             fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
         )
@@ -335,14 +390,14 @@ def _told_by_kind() -> Iterator[None]:
         raise PrivacyError(f"training failed ({type(error).__name__}); nothing was sent") from None
 
 
-def _fit(trainer: Trainer, weights: Vector, site: Site, state: State, noise: Noise | None) -> Fit:
+def _fit(trainer: Trainer, task: Task, noise: Noise | None) -> Generator[Wanted, Fit, Fit]:
     """Train. Where noise comes after it, a training that diverged is a change like any other."""
     try:
-        return trainer.fit(weights, site, state)
+        return (yield trainer, task)
     except UploadRefused:
         if noise is None or trainer.spends:
             raise
-        return Fit(np.zeros_like(weights))
+        return Fit(np.zeros_like(task.weights))
 
 
 def _noise(agreed: Agreement, site: Site) -> Noise:

@@ -11,28 +11,31 @@ from __future__ import annotations
 import math
 import os
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from opacus.accountants import PRVAccountant
-from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
+from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping, GradSampleModuleNoOp
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
-from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
-from fed_dp.clients.trainer import Fit, Site, State
+from fed_dp.clients.psgd_together import noise_source, psgd_together, sampler
+from fed_dp.clients.trainer import Fit, Site, State, Task
 from fed_dp.errors import ModelError, PrivacyError
 from fed_dp.experiment import Psgd
 from fed_dp.mechanisms import NoiseSource, SecureNoise
 from fed_dp.models import FlatNetwork, Vector
+from fed_dp.models.perceptrons import Chain
+from fed_dp.models.side_by_side import block_of, per_record_gradients, without_layout
 from fed_dp.sharing.update import LARGEST
 
 GHOST_FROM = 20_000  # parameters; below, per-record gradients are cheaper than two backward passes
+VMAP_FROM = 20_000  # parameters of a convolutional network; below, hooks are a little faster
 
 
 class PsgdTrainer:
@@ -53,24 +56,46 @@ class PsgdTrainer:
         *,
         release: SampledGaussian,
         noise_source: NoiseSource = "simulation",
+        together: int | None = None,
     ) -> None:
         if problems := ModuleValidator.validate(net.network, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
         self._config, self._net, self._release = config, net, release
         self._noise = SecureNoise() if noise_source == "secure" else None
-        ghost = config.gradients == "ghost" or (config.gradients == "auto" and _prefers_ghost(net))
-        ghost = ghost and self._noise is None
-        self._module = (
-            GradSampleModuleFastGradientClipping(
-                net.trained, max_grad_norm=config.clip, use_ghost_clipping=True
+        batched = self._noise is None and config.gradients == "auto" and together != 1
+        self._chain = Chain.of(net) if batched else None
+        if self._chain is None and together not in (None, 1):
+            raise ModelError(
+                f"clients.together = {together}: with trainer.name = 'psgd', each client of model.name = "
+                f"{net.name!r} is trained alone; allowed: 'auto', 1"
             )
-            if ghost
-            else GradSampleModule(net.trained)
-        )
+        self.block = 1 if self._chain is None else block_of(net, together)
+        self._gradients = self._method()
+        self._module = self._hooked() if self._chain is None else net.trained
+
+    def _method(self) -> str:
+        """Choose by measurement; what must be exact has every record's gradient written down."""
+        if self._noise is not None or self._config.gradients != "auto":
+            return "hooks" if self._noise is not None else self._config.gradients
+        if any(isinstance(layer, nn.Conv2d) for layer in self._net.network.modules()):
+            return "vmap" if self._net.size >= VMAP_FROM else "hooks"
+        return "ghost" if self._net.size >= GHOST_FROM else "hooks"
+
+    def _hooked(self) -> nn.Module:
+        trained = without_layout(self._net)  # Opacus' convolutions take memory to be in torch's usual order
+        if self._gradients == "ghost":
+            return GradSampleModuleFastGradientClipping(  # type: ignore[no-any-return]
+                trained, max_grad_norm=self._config.clip, use_ghost_clipping=True
+            )
+        if self._gradients == "vmap":
+            return GradSampleModuleNoOp(trained)  # type: ignore[no-any-return]
+        return GradSampleModule(trained)  # type: ignore[no-any-return]
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Run the noisy steps of a round."""
-        net, release = self._net, self._release
+        if self._chain is not None:
+            return self.fit_together([Task(weights, site, state)])[0]
+        net = self._net
         accountant = PRVAccountant()
         net.load(weights)
         self._module.train()
@@ -80,38 +105,47 @@ class PsgdTrainer:
                 self._steps(site, accountant)
             else:
                 self._exact_steps(site, accountant, self._noise)
+        return self._fit(net.weights(), weights, accountant)
+
+    def fit_together(self, tasks: Sequence[Task]) -> list[Fit]:
+        """Run the noisy steps of several clients' round; each has its own samples, noise and accountant."""
+        assert self._chain is not None  # else `block` is 1
+        accountants = [PRVAccountant() for _ in tasks]
+        after = psgd_together(self._config, self._net, self._chain, self._release, tasks, accountants)
+        return [
+            self._fit(weights, task.weights, accountant)
+            for weights, task, accountant in zip(after, tasks, accountants, strict=True)
+        ]
+
+    def _fit(self, after: Vector, before: Vector, accountant: PRVAccountant) -> Fit:
         taken = [SampledGaussian(*entry) for entry in accountant.history]
-        if taken != [release]:
-            raise PrivacyError(f"Opacus counted {taken}, {release} was charged; nothing was sent")
-        change = np.clip(net.weights() - weights, -LARGEST, LARGEST)  # what a message may hold
-        return Fit(change, {"steps": float(release.steps)})
+        if taken != [self._release]:
+            raise PrivacyError(f"Opacus counted {taken}, {self._release} was charged; nothing was sent")
+        change = np.clip(after - before, -LARGEST, LARGEST)  # what a message may hold
+        return Fit(change, {"steps": float(self._release.steps)})
 
     def _steps(self, site: Site, accountant: PRVAccountant) -> None:
         config, net, module = self._config, self._net, self._module
-        ghost = isinstance(module, GradSampleModuleFastGradientClipping)
-        place = (site.round, site.client)
-        noise = torch.Generator(net.device).manual_seed(seeds.integer(site.seed, "psgd noise", *place))
-        sampling = torch.Generator().manual_seed(seeds.integer(site.seed, "psgd sampling", *place))
+        ghost = self._gradients == "ghost"
         make = DPOptimizerFastGradientClipping if ghost else DPOptimizer
         optimizer = make(
             torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=config.sample_rate * len(site.y),
-            generator=noise,
+            generator=noise_source(net, site),
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         loss = DPLossFastGradientClipping(module, optimizer, nn.NLLLoss(), "mean") if ghost else nn.NLLLoss()
         x, y = net.inputs(site.x), torch.from_numpy(site.y).to(net.device)
-        batches = UniformWithReplacementSampler(
-            num_samples=len(y),
-            sample_rate=config.sample_rate,
-            generator=sampling,
-            steps=config.steps_per_round,
-        )
-        for rows in batches:
+        each = per_record_gradients(net) if self._gradients == "vmap" else None
+        for rows in sampler(config, site):
             optimizer.zero_grad()
-            loss(module(x[rows]), y[rows]).backward()
+            if each is None:
+                loss(module(x[rows]), y[rows]).backward()
+            else:
+                for parameter, gradients in zip(net.parameters, each(x[rows], y[rows]), strict=True):
+                    parameter.grad_sample = gradients  # type: ignore[attr-defined]
             optimizer.step()
             net.clamp(LARGEST)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
@@ -186,9 +220,3 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
         for p in self.params:
             p.grad = noisy[start : start + p.numel()].view_as(p).to(p)
             start += p.numel()
-
-
-def _prefers_ghost(net: FlatNetwork) -> bool:
-    """Choose by measurement: ghost clipping is 5–15 × faster on large MLPs, slower elsewhere."""
-    has_convolution = any(isinstance(layer, nn.Conv2d) for layer in net.network.modules())
-    return net.size >= GHOST_FROM and not has_convolution

@@ -29,7 +29,11 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
         assert agreed is not None  # by schema
         assert isinstance(agreed.release, SampledGaussian)
         return PsgdTrainer(
-            config, net, release=agreed.release, noise_source=experiment.privacy.noise_source
+            config,
+            net,
+            release=agreed.release,
+            noise_source=experiment.privacy.noise_source,
+            together=experiment.clients.at_once,
         ), net
     if isinstance(config, Svm):
         return SvmTrainer(
@@ -64,7 +68,7 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
             sends_statistics=experiment.strategy.name == "statistics",
             step=_step(experiment),
         ), net
-    return SgdTrainer(config, net), net
+    return SgdTrainer(config, net, together=experiment.clients.at_once), net
 
 
 def _together(experiment: Experiment) -> int:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fed_dp import seeds
-from fed_dp.clients.trainer import Fit, Site, State
+from fed_dp.clients.sgd_together import sgd_together
+from fed_dp.clients.trainer import Fit, Site, State, Task
 from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork, Vector
+from fed_dp.models.perceptrons import Chain
+from fed_dp.models.side_by_side import block_of
 from fed_dp.sharing.selection import largest_values, share
 
 
@@ -24,12 +29,17 @@ class SgdTrainer:
 
     spends = False
 
-    def __init__(self, config: Sgd, net: FlatNetwork) -> None:
+    def __init__(self, config: Sgd, net: FlatNetwork, *, together: int | None = None) -> None:
         self._config, self._net = config, net
+        self.block = 1 if config.update_fraction < 1 else block_of(net, together)
+        # A perceptron's numbers do not depend on how many are trained at once, be it one.
+        self._always = self.block > 1 and Chain.of(net) is not None
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Run the local epochs."""
         config, net = self._config, self._net
+        if self._always:
+            return self.fit_together([Task(weights, site, state)])[0]
         net.load(weights)
         network = net.trained
         network.train()
@@ -40,15 +50,18 @@ class SgdTrainer:
         velocity: list[Tensor] = []
         for _ in range(config.local_epochs):
             order = torch.randperm(len(y), generator=shuffle).to(net.device)
-            size = config.batch_size
-            batches = zip(torch.split(x[order], size), torch.split(y[order], size), strict=True)
-            for inputs, labels in batches:
+            for rows in torch.split(order, config.batch_size):
+                inputs, labels = x.index_select(0, rows), y.index_select(0, rows)
                 loss = functional.nll_loss(network(inputs), labels)
                 self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
                 losses.append(loss.detach() * len(labels))
                 taken += 1
         mean = float(torch.stack(losses).sum()) / (len(y) * config.local_epochs)
         return Fit(net.weights() - weights, metrics={"loss": mean}, state={"steps": [float(taken)]})
+
+    def fit_together(self, tasks: Sequence[Task]) -> list[Fit]:
+        """Run the local epochs of several clients."""
+        return sgd_together(self._config, self._net, tasks)
 
     @torch.no_grad()
     def _step(self, gradients: tuple[Tensor, ...], taken: int, velocity: list[Tensor]) -> None:

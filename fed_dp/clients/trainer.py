@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -37,6 +37,15 @@ class Fit:
     state: State = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a trainer is asked for: one client's turn."""
+
+    weights: Vector
+    site: Site
+    state: State
+
+
 class Trainer(Protocol):
     """One site's training of one round.
 
@@ -48,6 +57,17 @@ class Trainer(Protocol):
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Train from `weights` on the site's records; return the change of all parameters."""
+        ...
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A trainer that can train several virtual clients at once, each from weights and records of its own."""
+
+    block: int  # how many at once are fastest; 1: none
+
+    def fit_together(self, tasks: Sequence[Task]) -> list[Fit]:
+        """Return what `fit` returns for each, but for rounding."""
         ...
 
 

@@ -73,6 +73,12 @@ class DataSet:
         """Shape of one input."""
         return tuple(int(n) for n in self.train.x.shape[1:])
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all records."""
+        arrays = (array for part in (self.train, self.test) for array in (part.x, part.y, part.owner))
+        return sum(array.nbytes for array in arrays if array is not None)
+
     def fingerprint(self) -> str:
         """SHA-256 of all records: what a resumed run must find again."""
         digest = hashlib.sha256()

@@ -82,6 +82,7 @@ def check_pair(experiment: Experiment) -> None:
         raise ValueError(
             f"model.name = {model.name!r}, trainer.name = {trainer.name!r}: 'rbf' and 'svm' go together"
         )
+    _check_together(experiment)
     there = data.public_records or data.public_data
     if not there and (
         experiment.fits_to_public or (trainer.name == "adlm" and model.name in RELEVANCE_MODELS)
@@ -245,6 +246,27 @@ def check_privacy(experiment: Experiment) -> None:
     if getattr(strategy, "split", "lyu") != "lyu" and privacy.variant != "proved":
         raise ValueError(
             f"strategy.split = {strategy.split!r}: privacy.variant = {privacy.variant!r} has its own"  # type: ignore[union-attr]
+        )
+
+
+def _check_together(experiment: Experiment) -> None:
+    """Refuse a block of clients where each is trained alone."""
+    trainer: Any = experiment.trainer
+    if experiment.clients.together in ("auto", 1):
+        return
+    alone = None
+    if trainer.name not in ("sgd", "psgd"):
+        alone = f"trainer.name = {trainer.name!r}"
+    elif getattr(trainer, "update_fraction", 1.0) < 1:
+        alone = f"trainer.update_fraction = {trainer.update_fraction:g}"
+    elif getattr(trainer, "gradients", "auto") != "auto":
+        alone = f"trainer.gradients = {trainer.gradients!r}"
+    elif experiment.privacy.noise_source == "secure":
+        alone = "privacy.noise_source = 'secure'"
+    if alone:
+        raise ValueError(
+            f"clients.together = {experiment.clients.together}: with {alone}, each client is trained alone; "
+            "allowed: 'auto', 1"
         )
 
 

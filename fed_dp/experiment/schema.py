@@ -219,6 +219,12 @@ class Clients(Section):
     quorum: Count = 1  # fewest uploads of a round; with fewer, it is not used and the run stops
     cpus: Positive = 1.0
     gpus: NonNegative = 0.0
+    together: Literal["auto"] | Count = "auto"  # how many a worker trains at once; 1: one after the other
+
+    @property
+    def at_once(self) -> int | None:
+        """How many a worker trains at once; None where what was measured decides."""
+        return None if self.together == "auto" else self.together
 
     @model_validator(mode="after")
     def _possible_quorum(self) -> Clients:
@@ -255,7 +261,7 @@ class Psgd(Section):
     sample_rate: Fraction = 0.1  # q: chance of each record to be in a step's batch
     local_epochs: Count = 1
     clip: Positive = 1.0  # C: L2 bound on each record's gradient
-    gradients: Literal["auto", "hooks", "ghost"] = "auto"
+    gradients: Literal["auto", "hooks", "ghost", "vmap"] = "auto"
 
     @property
     def steps_per_round(self) -> int:
@@ -460,6 +466,16 @@ class Ray(Section):
     """Which Ray cluster: none starts one on this machine."""
 
     address: str | None = None
+    object_store_gb: Annotated[float, Field(ge=0.08)] | None = None  # of one on this machine
+
+    @model_validator(mode="after")
+    def _own_store(self) -> Ray:
+        if self.address is not None and self.object_store_gb is not None:
+            raise ValueError(
+                f"ray.object_store_gb = {self.object_store_gb:g}: the cluster at ray.address = "
+                f"{self.address!r} has its own; set it where that is started"
+            )
+        return self
 
 
 class Experiment(Section):

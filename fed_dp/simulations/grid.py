@@ -7,21 +7,22 @@ seed gives the same result. A node's Context is kept here between messages, as a
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fed_dp.accounting.ledger import write_accounts
-from fed_dp.clients.app import keep_books, virtual_books
+from fed_dp.clients.app import keep_books, train_together, virtual_books
 from fed_dp.clients.books import VirtualBooks
 from fed_dp.errors import FedDpError, ResumeError
+from fed_dp.models import use_one_thread
 from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS, SIMULATED
 from fed_dp.strategies.run_folder import LEDGERS, atomically
 
@@ -44,12 +45,52 @@ def answer(app: ClientApp, message: Message, context: Context) -> Job:
     """
     changed = _with(context, context.state)
     try:
-        return app(message, changed), changed
+        reply: Message | Exception = app(message, changed)
     except Exception as error:  # whatever a client raises, the round goes on without it
-        name = "" if isinstance(error, FedDpError) else f"{type(error).__name__}: "
-        kept = {k: v for k, v in changed.state.items() if k == LEDGER}
-        reply = Message(Error(CLIENT_RAISED, f"{name}{error}"), reply_to=message)
-        return reply, _with(context, {**context.state, **kept})
+        reply = error
+    return _outcome(reply, message, context, changed)
+
+
+def answer_block(app: ClientApp, block: Sequence[Job]) -> list[Job]:
+    """Run the ClientApp on messages that are answered together; each as `answer` does."""
+    if len(block) == 1:
+        return [answer(app, *job) for job in block]
+    use_one_thread()
+    changed = [_with(context, context.state) for _, context in block]
+    replies = train_together([(message, new) for (message, _), new in zip(block, changed, strict=True)])
+    return [
+        _outcome(reply, message, context, new)
+        for reply, (message, context), new in zip(replies, block, changed, strict=True)
+    ]
+
+
+def _outcome(reply: Message | Exception, message: Message, context: Context, changed: Context) -> Job:
+    if isinstance(reply, Message):
+        return reply, changed
+    name = "" if isinstance(reply, FedDpError) else f"{type(reply).__name__}: "
+    kept = {k: v for k, v in changed.state.items() if k == LEDGER}
+    told = Message(Error(CLIENT_RAISED, f"{name}{reply}"), reply_to=message)
+    return told, _with(context, {**context.state, **kept})
+
+
+def blocks(messages: Sequence[Message], most: int, workers: int) -> list[list[Message]]:
+    """Divide messages into blocks of at most `most`, as even as can be, so that all workers end together.
+
+    Messages to one node are never in one block: the second must see what the first left.
+    """
+    count = -(-len(messages) // most)
+    count = min(len(messages), -(-count // workers) * workers)
+    found: list[list[Message]] = []
+    for number in range(count):
+        begin, end = (len(messages) * each // count for each in (number, number + 1))
+        block: dict[int, Message] = {}
+        for message in messages[begin:end]:
+            if message.metadata.dst_node_id in block:
+                found.append(list(block.values()))
+                block = {}
+            block[message.metadata.dst_node_id] = message
+        found.append(list(block.values()))
+    return found
 
 
 def _with(context: Context, state: Mapping[str, Any]) -> Context:
@@ -61,8 +102,9 @@ def _with(context: Context, state: Mapping[str, Any]) -> Context:
 class SimulationGrid(Grid):
     """A Grid over simulated nodes. Subclasses say where their ClientApps run."""
 
-    def __init__(self, nodes: int, run_config: Config) -> None:
+    def __init__(self, nodes: int, run_config: Config, block: int = 1) -> None:
         identify()
+        self._block = block  # how many train messages are answered together
         self._run = Run.create_empty(RUN_ID)
         self.contexts = {
             node: Context(
@@ -80,6 +122,11 @@ class SimulationGrid(Grid):
         identity = str(uuid4())
         message.metadata.__dict__["_message_id"] = identity
         return identity
+
+    def blocks(self, messages: Sequence[Message], *, workers: int) -> list[list[Message]]:
+        """Return which messages are answered together: several that train, any other alone."""
+        training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
+        return blocks(messages, self._block if training else 1, workers)
 
     # ------------------------------------------------------------- Flower's interface, simple parts
 
@@ -145,8 +192,8 @@ def _clients(folder: Path, done: int) -> Path:
 class InProcessGrid(SimulationGrid):
     """All clients in this process, one after the other: for tests and the quickest runs."""
 
-    def __init__(self, nodes: int, run_config: Config, app: ClientApp) -> None:
-        super().__init__(nodes, run_config)
+    def __init__(self, nodes: int, run_config: Config, app: ClientApp, block: int = 1) -> None:
+        super().__init__(nodes, run_config, block)
         self._app = app
         self._waiting: dict[str, Message] = {}
 
@@ -161,16 +208,24 @@ class InProcessGrid(SimulationGrid):
         """Let the client that has waited longest train, and return its reply."""
         wanted = set(message_ids)
         first = next((i for i in self._waiting if i in wanted), None)
-        return [] if first is None else [self._answer(first)]
+        return [] if first is None else self._answer([first])
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Answer the messages; nothing can be late."""
-        return [self._answer(i) for i in self.push_messages(messages)]
+        messages = list(messages)
+        self.push_messages(messages)
+        replies: list[Message] = []
+        for block in self.blocks(messages, workers=1):
+            replies += self._answer([message.metadata.message_id for message in block])
+        return replies
 
-    def _answer(self, identity: str) -> Message:
-        message = self._waiting.pop(identity)
-        node = message.metadata.dst_node_id
-        reply, self.contexts[node] = answer(self._app, message, self.contexts[node])
-        return reply
+    def _answer(self, identities: Sequence[str]) -> list[Message]:
+        messages = [self._waiting.pop(identity) for identity in identities]
+        nodes = [message.metadata.dst_node_id for message in messages]
+        jobs = [(message, self.contexts[node]) for message, node in zip(messages, nodes, strict=True)]
+        answers = answer_block(self._app, jobs)
+        for node, (_, context) in zip(nodes, answers, strict=True):
+            self.contexts[node] = context
+        return [reply for reply, _ in answers]

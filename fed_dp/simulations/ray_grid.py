@@ -1,7 +1,8 @@
 """The Grid on Ray actors: hundreds of clients on a few processes, on one machine or a cluster.
 
 The ClientApp is loaded once per actor and the data set is shared through Ray's object store.
-Messages travel in batches. An actor that dies is replaced and its messages run again: with the
+Messages travel in batches of blocks; those of a block are answered together. An actor that dies is
+replaced and its messages run again, as they do when the machine is lost that held the answers: with the
 same seed they give the same bytes, so nothing is released twice and nothing is charged twice.
 """
 
@@ -22,12 +23,12 @@ from typing import Any
 
 import ray
 from flwr.app import ArrayRecord, Context, Error, Message
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import ObjectLostError, RayActorError, RayError
 
 from fed_dp.data import DataSet
 from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Data
-from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer, identify
+from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_block, identify
 
 AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver
 TRIES = 3  # how often a message may lose its actor before its client counts as failed
@@ -44,7 +45,7 @@ _ENVIRONMENT = {
 
 
 @contextmanager
-def ray_session(address: str | None) -> Iterator[None]:
+def ray_session(address: str | None, *, object_store_gb: float | None = None) -> Iterator[None]:
     """Connect to Ray: one that this process has already, the one at `address`, or a new local one."""
     if ray.is_initialized():
         yield
@@ -57,6 +58,7 @@ def ray_session(address: str | None) -> Iterator[None]:
         ray.init(
             address=address or "local",  # not whatever cluster RAY_ADDRESS or a file may name
             include_dashboard=None if address else False,
+            object_store_memory=None if object_store_gb is None else int(object_store_gb * 1e9),
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
@@ -91,6 +93,9 @@ class _Parcel:
     common: dict[str, Any]  # name of the record -> where it lies in Ray's object store
 
 
+Block = list[_Parcel]
+
+
 class Worker:
     """The actor: it runs the project's ClientApp on batches of messages."""
 
@@ -103,9 +108,13 @@ class Worker:
         self._app = app
         self._common: dict[Any, ArrayRecord] = {}  # records of this round
 
-    def answer(self, jobs: list[tuple[_Parcel, Context]]) -> list[Job]:
-        """Answer a batch."""
-        return [answer(self._app, self._unpack(parcel), context) for parcel, context in jobs]
+    def answer(self, batch: list[list[tuple[_Parcel, Context]]]) -> list[Job]:
+        """Answer a batch, block by block."""
+        found: list[Job] = []
+        for block in batch:
+            jobs = [(self._unpack(parcel), context) for parcel, context in block]
+            found += answer_block(self._app, jobs)
+        return found
 
     def _unpack(self, parcel: _Parcel) -> Message:
         for name, reference in parcel.common.items():
@@ -119,14 +128,32 @@ class Pool:
     """The actors: as many as the resources allow and the clients need; dead ones are replaced."""
 
     def __init__(self, *, clients: int, cpus: float, gpus: float, section: Data, dataset: DataSet) -> None:
-        self.size = min(clients, _room(cpus=cpus, gpus=gpus))
+        self._clients, self._cpus, self._gpus = clients, cpus, gpus
+        self.most = self._wanted()
+        _check_store(dataset)
         self._options = {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": 0}
         self._section, self._dataset = section, ray.put(dataset)
-        self.actors: list[Any] = [self.start() for _ in range(self.size)]
+        self.actors: list[Any] = [self.start() for _ in range(self.most)]
+
+    @property
+    def size(self) -> int:
+        """How many actors there are."""
+        return len(self.actors)
+
+    def _wanted(self) -> int:
+        return min(self._clients, _room(cpus=self._cpus, gpus=self._gpus))
 
     def start(self) -> Any:
         """Start one actor."""
         return ray.remote(Worker).options(**self._options).remote(self._section, self._dataset)
+
+    def replace(self, dead: Any) -> Any | None:
+        """Start another in a dead actor's place, if there is room for it: a machine may be gone."""
+        self.actors.remove(dead)
+        if self.actors and len(self.actors) >= self._wanted():
+            return None
+        self.actors.append(self.start())
+        return self.actors[-1]
 
     def close(self) -> None:
         """Stop all actors."""
@@ -135,9 +162,24 @@ class Pool:
         self.actors = []
 
 
+def _check_store(dataset: DataSet) -> None:
+    """Refuse a data set that does not fit where all workers of a machine are to share it."""
+    there = [node["Resources"].get("object_store_memory", 0.0) for node in _machines()]
+    if (size := dataset.nbytes) > min(there):
+        raise ResourceError(
+            f"data.name = {dataset.name!r} takes {size / 1e9:.3g} GB, and Ray's object store has "
+            f"{min(there) / 1e9:.3g} GB on the smallest machine: set ray.object_store_gb, or give the "
+            "cluster more (ray start --object-store-memory)"
+        )
+
+
+def _machines() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
 def _room(*, cpus: float, gpus: float) -> int:
     """Return how many clients fit at once: an actor must fit on one machine, a share on one GPU."""
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in _machines()]
     for key, kind, each in (("clients.cpus", "CPU", cpus), ("clients.gpus", "GPU", gpus)):
         most = max(node.get(kind, 0.0) for node in nodes)
         if each > most:
@@ -163,12 +205,12 @@ def _shared_gpus(there: float, each: float) -> int:
 class RayGrid(SimulationGrid):
     """All clients on the actors of a pool."""
 
-    def __init__(self, nodes: int, run_config: Config, pool: Pool) -> None:
-        super().__init__(nodes, run_config)
+    def __init__(self, nodes: int, run_config: Config, pool: Pool, block: int = 1) -> None:
+        super().__init__(nodes, run_config, block)
         self._pool = pool
         self._free: list[Any] = []  # an actor stands here once per batch it can still take
-        self._waiting: deque[_Parcel] = deque()
-        self._running: dict[Any, tuple[Any, list[_Parcel]]] = {}
+        self._waiting: deque[Block] = deque()
+        self._running: dict[Any, tuple[Any, list[Block]]] = {}  # in the order in which they were handed out
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Job] = {}  # ready, not pulled: their nodes' new state is not in force yet
         self._latest: dict[int, Context] = {}  # the state a node works on, which its next message sees
@@ -187,19 +229,20 @@ class RayGrid(SimulationGrid):
         messages = list(messages)
         uses = Counter(id(record) for m in messages for record in m.content.array_records.values())
         stored: dict[int, Any] = {}
-        ids = []
+        parcels: dict[str, _Parcel] = {}
         for message in messages:
-            ids.append(self.stamp(message))
-            common = {}
+            identity, common = self.stamp(message), {}
             for name, record in list(message.content.array_records.items()):
                 if uses[id(record)] > 1:
                     if id(record) not in stored:
                         stored[id(record)] = ray.put(record)
                     common[name] = stored[id(record)]
                     del message.content[name]
-            self._waiting.append(_Parcel(message, common))
+            parcels[identity] = _Parcel(message, common)
+        for block in self.blocks(messages, workers=self._pool.size):
+            self._waiting.append([parcels[message.metadata.message_id] for message in block])
         self._dispatch()
-        return ids
+        return list(parcels)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies that are ready, in the order asked for; wait a little if none is."""
@@ -212,11 +255,12 @@ class RayGrid(SimulationGrid):
         """Wait for all replies or for the timeout; a reply that comes later is dropped."""
         ids = list(self.push_messages(messages))
         deadline = math.inf if timeout is None else time.monotonic() + timeout
-        while any(i not in self._replies for i in ids) and (left := deadline - time.monotonic()) > 0:
-            self._collect(min(left, 1.0))
+        while any(i not in self._replies for i in ids) and (time_left := deadline - time.monotonic()) > 0:
+            self._collect(min(time_left, 1.0))
         self._forgotten.update(i for i in ids if i not in self._replies)
-        unsent = {_id(p) for p in self._waiting if _id(p) in self._forgotten}
-        self._waiting = deque(p for p in self._waiting if _id(p) not in unsent)
+        unsent = {_id(p) for block in self._waiting for p in block if _id(p) in self._forgotten}
+        left = ([p for p in block if _id(p) not in unsent] for block in self._waiting)
+        self._waiting = deque(block for block in left if block)
         self._forgotten -= unsent
         return [self._take(i) for i in ids if i in self._replies]
 
@@ -227,30 +271,37 @@ class RayGrid(SimulationGrid):
         return reply
 
     def _dispatch(self) -> None:
-        busy = {_node(parcel) for _, batch in self._running.values() for parcel in batch}
+        busy = {_node(p) for _, batch in self._running.values() for block in batch for p in block}
         while self._free and (batch := self._next_batch(busy)):
             # The idlest, and of those the one that worked last: its caches are warm.
             actor = max(reversed(self._free), key=self._free.count)
             self._free.remove(actor)
-            jobs = [(parcel, self._working_on(_node(parcel))) for parcel in batch]
+            jobs = [[(parcel, self._working_on(_node(parcel))) for parcel in block] for block in batch]
             self._running[actor.answer.remote(jobs)] = actor, batch
-            busy.update(map(_node, batch))
 
     def _working_on(self, node: int) -> Context:
         return self._latest.get(node, self.contexts[node])
 
-    def _next_batch(self, busy: set[int]) -> list[_Parcel]:
-        """Take a share of the queue: large for few calls, small for even finishing. One node, one turn."""
-        size = max(2, min(16, len(self._waiting) // (AHEAD * self._pool.size)))
-        batch: list[_Parcel] = []
-        nodes = set(busy)
-        for _ in range(len(self._waiting)):
-            parcel = self._waiting.popleft()
-            if len(batch) < size and _node(parcel) not in nodes:
-                batch.append(parcel)
-                nodes.add(_node(parcel))
-            else:
-                self._waiting.append(parcel)
+    def _next_batch(self, busy: set[int]) -> list[Block]:
+        """Take a share of the queue: large for few calls, small for even finishing. One node, one turn.
+
+        A block that has lost its worker before travels alone, so that it takes no other with it.
+        """
+        waiting = sum(map(len, self._waiting))
+        size = max(2, min(16, waiting // (AHEAD * self._pool.size)))
+        batch: list[Block] = []
+        passed: list[Block] = []
+        while self._waiting and sum(map(len, batch)) < size:
+            block = self._waiting.popleft()
+            suspect = any(_id(parcel) in self._losses for parcel in block)
+            if (batch and suspect) or not busy.isdisjoint(map(_node, block)):
+                passed.append(block)
+                continue
+            batch.append(block)
+            busy.update(map(_node, block))
+            if suspect:
+                break
+        self._waiting.extendleft(reversed(passed))
         return batch
 
     def _collect(self, timeout: float) -> None:
@@ -258,41 +309,58 @@ class RayGrid(SimulationGrid):
             return
         ready, _ = ray.wait(list(self._running), timeout=timeout)
         for reference in ready:
-            actor, batch = self._running.pop(reference)
+            if reference not in self._running:  # its actor died, and that has been seen to
+                continue
+            actor, batch = self._running[reference]
             try:
                 answers = ray.get(reference)
             except RayActorError as error:
-                self._replace(actor, "" if batch else str(error))
-                for parcel in batch:
-                    self._again(parcel)
+                self._bury(actor, str(error))
+                continue
+            except ObjectLostError:  # with the machine that held it
+                self._finished(reference)
+                self._again(batch)
                 continue
             except RayError as error:  # the batch cannot be read back: its clients fail, the run goes on
-                self._free.append(actor)
-                for parcel in batch:
+                self._finished(reference)
+                for parcel in _parcels(batch):
                     self._fail(parcel, f"worker: {str(error).splitlines()[0]}")
                 continue
-            self._free.append(actor)
-            for parcel, (reply, context) in zip(batch, answers, strict=True):
+            self._finished(reference)
+            for parcel, (reply, context) in zip(_parcels(batch), answers, strict=True):
                 self._keep(parcel, reply, context)
         self._dispatch()
 
-    def _replace(self, dead: Any, stillborn: str) -> None:
-        self._stillborn += bool(stillborn)
-        if self._stillborn > AHEAD * TRIES * self._pool.size:
-            raise RunError(f"worker processes die as they start: {stillborn.strip().splitlines()[-1]}")
-        if dead in self._pool.actors:  # not replaced yet by the failure of its other batch
-            fresh = self._pool.start()
-            self._pool.actors[self._pool.actors.index(dead)] = fresh
-            self._free = [actor for actor in self._free if actor != dead]
-            self._greet(fresh)
+    def _finished(self, reference: Any) -> None:
+        actor, _ = self._running.pop(reference)
+        self._free.append(actor)
 
-    def _again(self, parcel: _Parcel) -> None:
-        identity = _id(parcel)
-        self._losses[identity] = self._losses.get(identity, 0) + 1
-        if self._losses[identity] < TRIES:
-            self._waiting.appendleft(parcel)
-        else:
-            self._fail(parcel, f"its worker process died {TRIES} times")
+    def _bury(self, dead: Any, reason: str) -> None:
+        """Replace a dead actor. What it was working on counts a loss; what it had yet to begin does not."""
+        references = [r for r, (actor, _) in self._running.items() if actor == dead]
+        batches = [self._running.pop(reference)[1] for reference in references]
+        self._free = [actor for actor in self._free if actor != dead]
+        fresh = self._pool.replace(dead)
+        if fresh is not None:
+            self._greet(fresh)
+        first, *others = batches
+        self._stillborn += not first
+        if self._stillborn > TRIES * self._pool.most:
+            raise RunError(f"worker processes die as they start: {reason.strip().splitlines()[-1]}")
+        for batch in reversed(others):
+            self._waiting.extendleft(reversed(batch))
+        self._again(first, "out of memory" if "memory" in reason.lower() else "")
+
+    def _again(self, batch: list[Block], why: str = "") -> None:
+        """Queue messages again, each by itself, so that the one that kills its worker is found out."""
+        for parcel in reversed(_parcels(batch)):
+            identity = _id(parcel)
+            self._losses[identity] = self._losses.get(identity, 0) + 1
+            if self._losses[identity] < TRIES:
+                self._waiting.appendleft([parcel])
+            else:
+                told = f" ({why}: fewer workers need less, see clients.cpus)" if why else ""
+                self._fail(parcel, f"its worker process died {TRIES} times{told}")
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
         reply = Message(Error(WORKER_DIED, reason), reply_to=parcel.message)
@@ -305,6 +373,10 @@ class RayGrid(SimulationGrid):
             self.contexts[_node(parcel)] = context
         else:
             self._replies[identity] = reply, context
+
+
+def _parcels(batch: list[Block]) -> Block:
+    return [parcel for block in batch for parcel in block]
 
 
 def _id(parcel: _Parcel) -> str:

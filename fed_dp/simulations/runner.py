@@ -10,6 +10,7 @@ from typing import Any, Literal
 from flwr.app import Context, RecordDict
 
 from fed_dp.clients.registry import make_trainer
+from fed_dp.clients.trainer import Together
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
 from fed_dp.mechanisms import SecureNoise
@@ -58,11 +59,15 @@ def engine_for(engine: Engine, experiment: Experiment) -> Engine:
     return "in-process" if alone and not experiment.clients.gpus and not experiment.ray.address else "ray"
 
 
-def check(experiment: Experiment) -> None:
-    """Tell of wrong data, an impossible partition, network or budget, or noise that is not there, at once."""
+def check(experiment: Experiment) -> int:
+    """Tell of wrong data, an impossible partition, network or budget, or noise that is not there, at once.
+
+    Return how many clients are worth training at once.
+    """
     if experiment.privacy.noise_source == "secure":
         SecureNoise()
-    make_trainer(experiment, federation(experiment).dataset)
+    trainer, _ = make_trainer(experiment, federation(experiment).dataset)
+    return trainer.block if isinstance(trainer, Together) else 1
 
 
 def simulate(
@@ -77,12 +82,12 @@ def simulate(
 
     `folder` that holds an unfinished run of this experiment is resumed; a finished one is returned.
     """
-    check(experiment)
+    block = check(experiment)
     path = folder or new_path(root, experiment.name)
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
         return path, done.summary()
     config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
-    with _grid(engine_for(engine, experiment), experiment, config) as grid:
+    with _grid(engine_for(engine, experiment), experiment, config, block) as grid:
         app = make_server_app(_WithClients(observer, grid))
         app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
     return path, RunFolder(path).summary()
@@ -97,16 +102,17 @@ def session(engine: Engine, *experiments: Experiment) -> Iterator[None]:
         return
     from fed_dp.simulations.ray_grid import ray_session
 
-    with ray_session(on_ray[0].ray.address):
+    cluster = on_ray[0].ray
+    with ray_session(cluster.address, object_store_gb=cluster.object_store_gb):
         yield
 
 
 @contextmanager
-def _grid(engine: Engine, experiment: Experiment, config: Config) -> Iterator[SimulationGrid]:
+def _grid(engine: Engine, experiment: Experiment, config: Config, block: int) -> Iterator[SimulationGrid]:
     if engine == "in-process":
         from fed_dp.clients.app import app
 
-        yield InProcessGrid(experiment.nodes, config, app)
+        yield InProcessGrid(experiment.nodes, config, app, block)
         return
     from fed_dp.simulations.ray_grid import Pool, RayGrid
 
@@ -120,6 +126,6 @@ def _grid(engine: Engine, experiment: Experiment, config: Config) -> Iterator[Si
             dataset=load(experiment.data),
         )
         try:
-            yield RayGrid(experiment.nodes, config, pool)
+            yield RayGrid(experiment.nodes, config, pool, block)
         finally:
             pool.close()

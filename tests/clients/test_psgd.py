@@ -11,13 +11,14 @@ import torch
 from torch import nn
 
 from fed_dp.accounting import SampledGaussian, noise_multiplier
-from fed_dp.clients import psgd
+from fed_dp.clients import psgd, psgd_together
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.trainer import Site
 from fed_dp.errors import ModelError
 from fed_dp.experiment import Experiment, Psgd, release
 from fed_dp.experiment.schema import Privacy
 from fed_dp.models import FlatNetwork
+from fed_dp.models.perceptrons import square_norms
 
 BUDGET, DELTA, ROUNDS = 4.0, 1e-5, 3
 RECORDS = 40
@@ -82,7 +83,7 @@ def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+@pytest.mark.parametrize("gradients", ["auto", "hooks", "ghost", "vmap"])
 def test_the_noise_has_the_calibrated_size(gradients: str) -> None:
     check_noise(gradients)
 
@@ -91,8 +92,9 @@ def test_the_noise_has_the_calibrated_size(gradients: str) -> None:
 @pytest.mark.parametrize("weaken", [halve_the_noise, calibrate_for_one_round])
 def test_the_noise_check_fails_on_weakened_trainers(weaken: Patch, monkeypatch: pytest.MonkeyPatch) -> None:
     weaken(monkeypatch)
-    with pytest.raises(AssertionError):
-        check_noise("hooks")
+    for gradients in ("hooks", "auto"):
+        with pytest.raises(AssertionError):
+            check_noise(gradients)
 
 
 # ------------------------------------------------------------------------------ the clipping
@@ -118,7 +120,7 @@ def without_noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(release, "noise_multiplier", lambda **_: 1e-3)
 
 
-@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+@pytest.mark.parametrize("gradients", ["auto", "hooks", "ghost", "vmap"])
 def test_one_record_moves_a_step_by_at_most_the_clip(gradients: str, monkeypatch: pytest.MonkeyPatch) -> None:
     without_noise(monkeypatch)
     check_clipping(gradients)
@@ -134,6 +136,13 @@ def test_the_clipping_check_fails_when_the_clip_is_doubled(monkeypatch: pytest.M
         check_clipping("hooks")
 
 
+def test_the_clipping_check_fails_when_norms_are_told_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_noise(monkeypatch)
+    monkeypatch.setattr(psgd_together, "square_norms", lambda v, p: square_norms(v, p) / 4)
+    with pytest.raises(AssertionError):
+        check_clipping("auto")
+
+
 def test_ghost_clipping_gives_the_same_change_as_per_record_gradients() -> None:
     fits = [trainer(config(gradients=g), "dssgd-mlp") for g in ("hooks", "ghost")]
     start = fits[0]._net.weights()
@@ -141,12 +150,48 @@ def test_ghost_clipping_gives_the_same_change_as_per_record_gradients() -> None:
     assert np.allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.parametrize("gradients", ["hooks", "vmap"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        ("small-cnn", (1, 8, 8)),
+        ("patch-cnn", (1, 8, 8)),
+        ("dssgd-mlp", (1, 8, 8)),
+        ("dssgd-cnn-mnist", (1, 32, 32)),
+        ("dssgd-cnn-svhn", (3, 32, 32)),
+    ],
+)
+def test_each_records_gradient_is_its_own(
+    model: str, shape: tuple[int, ...], gradients: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opacus' convolutions, given images whose memory is ordered by pixel, mix up the weights' gradients."""
+    net = FlatNetwork(model, shape, 10)
+    x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
+    labels = np.array([3, 0, 9])
+    truth = [
+        torch.autograd.grad(nn.functional.nll_loss(net.network(torch.from_numpy(x[[i]])), y), net.parameters)
+        for i, y in enumerate(torch.from_numpy(labels)[:, None])
+    ]
+    seen: list[list[torch.Tensor]] = []
+    original = psgd.DPOptimizer.clip_and_accumulate
+
+    def spy(optimizer: Any) -> None:
+        seen.append([g.clone() for g in optimizer.grad_samples])
+        original(optimizer)
+
+    monkeypatch.setattr(psgd.DPOptimizer, "clip_and_accumulate", spy)
+    settings = config(gradients=gradients, sample_rate=1.0)
+    PsgdTrainer(settings, net, release=agreed(settings)).fit(net.weights(), Site(x, labels, 0, 1, 0), {})
+    for found, expected in zip(seen[0], zip(*truth, strict=True), strict=True):
+        assert torch.allclose(found, torch.stack(expected), atol=1e-5)
+
+
 # --------------------------------------------------------------------- sampling and odd cases
 
 
 def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = psgd.UniformWithReplacementSampler.__iter__
+    original = psgd_together.UniformWithReplacementSampler.__iter__
 
     def spy(self: Any) -> Any:
         for rows in original(self):
@@ -154,7 +199,7 @@ def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
             sizes.append(len(rows))
             yield rows
 
-    monkeypatch.setattr(psgd.UniformWithReplacementSampler, "__iter__", spy)
+    monkeypatch.setattr(psgd_together.UniformWithReplacementSampler, "__iter__", spy)
     one = trainer(config(sample_rate=0.05, local_epochs=10))
     one.fit(one._net.weights(), site(), {})
     assert len(sizes) == one._config.steps_per_round == 200
@@ -163,7 +208,7 @@ def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(set(sizes)) > 3
 
 
-@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+@pytest.mark.parametrize("gradients", ["auto", "hooks", "ghost", "vmap"])
 def test_a_site_with_a_single_record_can_train(gradients: str) -> None:
     one = trainer(config(gradients=gradients, sample_rate=0.1))
     fit = one.fit(one._net.weights(), site(x=np.ones((1, 64), np.float32)), {})
@@ -178,14 +223,21 @@ def test_a_layer_that_mixes_records_is_refused_by_name() -> None:
 
 
 def test_the_gradient_method_is_chosen_by_network() -> None:
-    def ghost(model: str, shape: tuple[int, ...]) -> bool:
+    def method(model: str, shape: tuple[int, ...], together: int | None = 1) -> tuple[str, bool]:
         net = FlatNetwork(model, shape, 10)
-        one = PsgdTrainer(config(), net, release=agreed(config()))
-        return isinstance(one._module, psgd.GradSampleModuleFastGradientClipping)
+        one = PsgdTrainer(config(), net, release=agreed(config()), together=together)
+        return one._gradients, one._chain is not None
 
-    assert ghost("dssgd-mlp", (1, 32, 32))
-    assert not ghost("small-mlp", (1, 8, 8))
-    assert not ghost("dssgd-cnn-mnist", (1, 32, 32))
+    assert method("dssgd-mlp", (1, 32, 32)) == ("ghost", False)
+    assert method("small-mlp", (1, 8, 8)) == ("hooks", False)
+    assert method("dssgd-mlp", (1, 32, 32), None)[1]
+    assert method("dssgd-cnn-mnist", (1, 32, 32), None) == ("vmap", False)
+    assert method("small-cnn", (1, 8, 8), None) == ("hooks", False)
+    assert method("small-cnn", (1, 28, 28), None) == ("vmap", False)
+    with pytest.raises(
+        ModelError, match=r"clients.together = 8.*'small-cnn' is trained alone; allowed: 'auto', 1"
+    ):
+        method("small-cnn", (1, 28, 28), 8)
 
 
 def test_torch_s_own_generator_is_left_alone() -> None:

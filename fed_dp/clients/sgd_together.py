@@ -1,0 +1,88 @@
+"""Plain local SGD of several clients at once, equal to one after the other but for rounding. No privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fed_dp import seeds
+from fed_dp.clients.trainer import Fit, Site, Task
+from fed_dp.experiment import Sgd
+from fed_dp.models import FlatNetwork
+from fed_dp.models.side_by_side import Batches, side_by_side
+
+
+@torch.no_grad()
+def sgd_together(config: Sgd, net: FlatNetwork, tasks: Sequence[Task]) -> list[Fit]:
+    """Run the local epochs of all tasks; those with the most steps first, so that others can leave early."""
+    steps = [config.local_epochs * -(-len(task.site.y) // config.batch_size) for task in tasks]
+    places = sorted(range(len(tasks)), key=lambda k: -steps[k])
+    block = _Block(config, net, [tasks[k] for k in places], [steps[k] for k in places])
+    block.train()
+    fits = dict(zip(places, block.fits(), strict=True))
+    return [fits[k] for k in range(len(tasks))]
+
+
+class _Block:
+    def __init__(self, config: Sgd, net: FlatNetwork, tasks: Sequence[Task], steps: Sequence[int]) -> None:
+        self._config, self._tasks, self._steps = config, tasks, steps
+        self._nets = side_by_side(net, [task.weights for task in tasks])
+        x = [net.inputs(task.site.x) for task in tasks]
+        y = [torch.from_numpy(task.site.y).to(net.device) for task in tasks]
+        self._batches = Batches(x, y, config.batch_size)
+        self._taken = [int(task.state.get("steps", [0])[0]) for task in tasks]
+        self._losses = torch.zeros(len(tasks), device=net.device)
+        self._velocity: list[Tensor] = []
+        self._device = net.device
+
+    def train(self) -> None:
+        """Take all steps."""
+        plans = [self._plan(task.site) for task in self._tasks]
+        for step in range(self._steps[0]):
+            going = sum(step < each for each in self._steps)
+            self._step(step, [plan[step] for plan in plans[:going]])
+
+    def _plan(self, site: Site) -> list[Tensor]:
+        """Return the rows of every batch of a client, in the order the loop takes them."""
+        shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
+        rows: list[Tensor] = []
+        for _ in range(self._config.local_epochs):
+            order = torch.randperm(len(site.y), generator=shuffle).to(self._device)
+            rows += torch.split(order, self._config.batch_size)
+        return rows
+
+    def _step(self, step: int, rows: Sequence[Tensor]) -> None:
+        """Move by −η v with v = μ v + g + λ w; η falls as 1 / (1 + decay · steps taken)."""
+        config, count = self._config, len(rows)
+        x, y, there = self._batches.gather(rows)
+        parameters = [each[:count] for each in self._nets.parameters]
+        decay = config.learning_rate_decay
+        rates = there.new_tensor(
+            [config.learning_rate / (1 + decay * (step + t)) for t in self._taken[:count]]
+        )
+        each = there / there.sum(1, keepdim=True)
+        if not config.momentum and not config.weight_decay:
+            losses = self._nets.add_gradients(parameters, x, y, each * -rates[:, None])
+        else:
+            if not self._velocity:
+                self._velocity = [torch.zeros_like(parameter) for parameter in parameters]
+            losses = self._nets.add_gradients(self._velocity, x, y, each, keep=config.momentum)
+            for parameter, velocity in zip(parameters, self._velocity, strict=True):
+                moved = velocity[:count]
+                if config.weight_decay:
+                    moved.add_(parameter, alpha=config.weight_decay)
+                parameter.addcmul_(moved, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
+        self._losses[:count] += (losses * there).sum(1)
+
+    def fits(self) -> list[Fit]:
+        """Return what each client's trainer returns."""
+        changed = self._nets.flat().cpu().numpy()
+        found = []
+        for task, weights, loss, steps, taken in zip(
+            self._tasks, changed, self._losses.tolist(), self._steps, self._taken, strict=True
+        ):
+            mean = loss / (len(task.site.y) * self._config.local_epochs)
+            found.append(Fit(weights - task.weights, {"loss": mean}, {"steps": [float(taken + steps)]}))
+        return found

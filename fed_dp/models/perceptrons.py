@@ -1,0 +1,137 @@
+"""Several perceptrons of one shape, side by side: each layer of all of them is one batched product.
+
+Nothing passes from one to another, and each one's numbers do not depend on how many stand beside it. There is
+no graph to record: the backward pass of linear layers is written out, and a step's gradient is added to
+the weights by the product that computes it, so it is never written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fed_dp.models.flat import FlatNetwork, Vector
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A network that is linear layers with ReLU or tanh between, and log-probabilities at the end."""
+
+    layers: tuple[tuple[int, int], ...]  # (outputs, inputs)
+    activations: tuple[type[nn.Module], ...]  # between them
+
+    @classmethod
+    def of(cls, net: FlatNetwork) -> Chain | None:
+        """Return a network's chain, if that is all its trained part is."""
+        parts = list(net.trained) if isinstance(net.trained, nn.Sequential) else []
+        if parts and isinstance(parts[0], nn.Flatten):
+            parts = parts[1:]
+        if not parts or not isinstance(parts[-1], nn.LogSoftmax):
+            return None
+        linear, between = parts[:-1:2], parts[1:-1:2]
+        if len(linear) != len(between) + 1:
+            return None
+        layers = [
+            (each.out_features, each.in_features)
+            for each in linear
+            if isinstance(each, nn.Linear) and each.bias is not None
+        ]
+        if len(layers) != len(linear) or any(type(each) not in (nn.ReLU, nn.Tanh) for each in between):
+            return None
+        return cls(tuple(layers), tuple(type(each) for each in between))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The parameters' shapes, in their order in the flat vector."""
+        return [shape for out, into in self.layers for shape in ((out, into), (out,))]
+
+
+class Perceptrons:
+    """K perceptrons: parameters as (K, outputs, inputs) and (K, 1, outputs), layer by layer."""
+
+    def __init__(self, chain: Chain, weights: Sequence[Vector], device: torch.device) -> None:
+        self.chain = chain
+        start = torch.from_numpy(np.stack(weights)).to(device)
+        parts = torch.split(start, [int(np.prod(shape)) for shape in chain.shapes], 1)
+        count = len(weights)
+        self.weights = [
+            part.reshape(count, *pair).clone() for part, pair in zip(parts[::2], chain.layers, strict=True)
+        ]
+        self.biases = [part.reshape(count, 1, -1).clone() for part in parts[1::2]]
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """All parameters, in the order of the flat vector."""
+        return [each for pair in zip(self.weights, self.biases, strict=True) for each in pair]
+
+    def flat(self) -> Tensor:
+        """Return the parameters of each as one row."""
+        return torch.cat([each.flatten(1) for each in self.parameters], 1)
+
+    def add_gradients(
+        self, targets: Sequence[Tensor], x: Tensor, labels: Tensor, each: Tensor, *, keep: float = 1.0
+    ) -> Tensor:
+        """Add Σ each · gradient over the records to `keep` · targets; return each record's loss."""
+        values = self.forward(x.flatten(2))
+        gradients_into(targets, values, self.backward(values, labels, each), keep=keep)
+        return -values[-1].gather(2, labels[:, :, None])[:, :, 0]
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """Return each layer's inputs, the records' first, and at the end the log-probabilities.
+
+        `x` is (k, records, inputs) with k ≤ K: those of the first k perceptrons.
+        """
+        count = len(x)
+        values = [x]
+        last = len(self.weights) - 1
+        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            out = torch.baddbmm(bias[:count], values[-1], weight[:count].transpose(1, 2))
+            if layer < last:
+                out = out.relu_() if self.chain.activations[layer] is nn.ReLU else out.tanh_()
+            values.append(out)
+        values[-1] = torch.log_softmax(values[-1], 2)
+        return values
+
+    def backward(self, values: Sequence[Tensor], labels: Tensor, each: Tensor) -> list[Tensor]:
+        """Return what the loss of each record pulls each layer's outputs by, times the record's `each`.
+
+        Its gradient in a layer's weights is the outer product of that and the layer's inputs.
+        """
+        count = len(labels)
+        pull = values[-1].exp()
+        pull.scatter_add_(2, labels[:, :, None], pull.new_full((), -1.0).expand(*labels.shape, 1))
+        pull *= each[:, :, None]
+        pulls = [pull]
+        for layer in range(len(self.weights) - 1, 0, -1):
+            pull = torch.bmm(pulls[0], self.weights[layer][:count])
+            if self.chain.activations[layer - 1] is nn.ReLU:
+                pull *= values[layer] > 0
+            else:
+                pull *= 1 - values[layer] ** 2
+            pulls.insert(0, pull)
+        return pulls
+
+
+def gradients_into(
+    targets: Sequence[Tensor], values: Sequence[Tensor], pulls: Sequence[Tensor], *, keep: float = 1.0
+) -> None:
+    """Add the gradients, summed over records, to `keep` · targets, which are parameters or like them."""
+    for layer, pull in enumerate(pulls):
+        count = len(pull)
+        weight, bias = targets[2 * layer][:count], targets[2 * layer + 1][:count]
+        weight.baddbmm_(pull.transpose(1, 2), values[layer], beta=keep)
+        if keep != 1:
+            bias.mul_(keep)
+        bias.add_(pull.sum(1, keepdim=True))
+
+
+def square_norms(values: Sequence[Tensor], pulls: Sequence[Tensor]) -> Tensor:
+    """Return the square L2 norm of each record's gradient: of an outer product, that of its factors."""
+    found = pulls[0].new_zeros(pulls[0].shape[:2])
+    for into, pull in zip(values, pulls, strict=False):
+        found.addcmul_(pull.square().sum(2), into.square().sum(2) + 1)
+    return found
