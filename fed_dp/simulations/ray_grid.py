@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 from flwr.app import ArrayRecord, Context, Error, Message
-from ray.exceptions import ObjectLostError, RayActorError, RayError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
 from fed_dp.data import DataSet
 from fed_dp.errors import ResourceError, RunError
@@ -32,6 +32,7 @@ from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_block, i
 
 AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver
 TRIES = 3  # how often a message may lose its actor before its client counts as failed
+LOW_MEMORY = "its machine ran low on memory; fewer workers (a larger clients.cpus) need less"
 WORKER_DIED = 1  # Flower's ErrorCode for an unknown reason
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -314,8 +315,8 @@ class RayGrid(SimulationGrid):
             actor, batch = self._running[reference]
             try:
                 answers = ray.get(reference)
-            except RayActorError as error:
-                self._bury(actor, str(error))
+            except (RayActorError, OutOfMemoryError) as error:
+                self._bury(actor, _reason(error))
                 continue
             except ObjectLostError:  # with the machine that held it
                 self._finished(reference)
@@ -346,10 +347,10 @@ class RayGrid(SimulationGrid):
         first, *others = batches
         self._stillborn += not first
         if self._stillborn > TRIES * self._pool.most:
-            raise RunError(f"worker processes die as they start: {reason.strip().splitlines()[-1]}")
+            raise RunError(f"worker processes die as they start: {reason}")
         for batch in reversed(others):
             self._waiting.extendleft(reversed(batch))
-        self._again(first, "out of memory" if "memory" in reason.lower() else "")
+        self._again(first, reason if reason == LOW_MEMORY else "")
 
     def _again(self, batch: list[Block], why: str = "") -> None:
         """Queue messages again, each by itself, so that the one that kills its worker is found out."""
@@ -359,8 +360,7 @@ class RayGrid(SimulationGrid):
             if self._losses[identity] < TRIES:
                 self._waiting.appendleft([parcel])
             else:
-                told = f" ({why}: fewer workers need less, see clients.cpus)" if why else ""
-                self._fail(parcel, f"its worker process died {TRIES} times{told}")
+                self._fail(parcel, f"its worker process died {TRIES} times" + (why and f": {why}"))
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
         reply = Message(Error(WORKER_DIED, reason), reply_to=parcel.message)
@@ -373,6 +373,11 @@ class RayGrid(SimulationGrid):
             self.contexts[_node(parcel)] = context
         else:
             self._replies[identity] = reply, context
+
+
+def _reason(error: RayError) -> str:
+    told = str(error).strip()
+    return LOW_MEMORY if "low on memory" in told else told.splitlines()[-1]
 
 
 def _parcels(batch: list[Block]) -> Block:

@@ -1,0 +1,164 @@
+"""Runs on a Ray cluster of two machines (both are here), and what happens when one of them is lost."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from fed_dp.data.dataset import DataSet, Records, identity
+from fed_dp.errors import ResourceError, RunError
+from fed_dp.experiment import Data, to_run_config
+from fed_dp.simulations.ray_grid import Pool, RayGrid, ray_session
+from fed_dp.strategies.rounds import Silent
+from fed_dp.strategies.run_folder import Line
+from tests.conftest import small
+from tests.simulations.test_private import marks
+from tests.simulations.test_ray import on_ray, pool, questions
+from tests.simulations.test_simulate import run, weights
+
+pytestmark = pytest.mark.ray
+
+
+class TwoMachines:
+    """A head without a GPU, and a second machine with two."""
+
+    def __init__(self) -> None:
+        quiet: dict[str, Any] = {"include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, **quiet})
+        self.second = self.cluster.add_node(num_cpus=1, num_gpus=2)
+        self.cluster.wait_for_nodes()
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+
+@pytest.fixture
+def machines() -> Iterator[TwoMachines]:
+    found = TwoMachines()
+    yield found
+    ray.shutdown()
+    found.cluster.shutdown()
+
+
+class Watch(Silent):
+    """Note where actors are after the first round, and do something then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, then: Any = None) -> None:
+        self.machines: Counter[str] = Counter()
+        self.pools: list[Pool] = []
+        self._then = then
+        original = Pool.__init__
+
+        def noted(pool: Pool, **options: Any) -> None:
+            original(pool, **options)
+            self.pools.append(pool)
+
+        patch.setattr(Pool, "__init__", noted)
+
+    def round_done(self, line: Line) -> None:
+        if line["round"] == 1:
+            where = [
+                actor.__ray_call__.remote(lambda _: ray.get_runtime_context().get_node_id())
+                for actor in self.pools[0].actors
+            ]
+            self.machines.update(ray.get(where))
+            if self._then is not None:
+                threading.Thread(target=self._then, daemon=True).start()
+
+
+def test_a_cluster_by_its_address_gives_the_same_result(
+    machines: TwoMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = small("psgd", clients={"count": 9})
+    there = small("psgd", clients={"count": 9}, ray={"address": machines.address})
+    here, expected = run(plain, tmp_path / "here")
+    watch = Watch(monkeypatch)
+    path, summary = on_ray(there, tmp_path / "there", watch)
+    assert list(watch.machines.values()) == [1, 1]
+    assert weights(path) == weights(here)
+    assert marks(path) == marks(here)
+    assert summary["privacy"] == expected["privacy"]
+    assert summary["digest"] == expected["digest"]
+
+
+def test_a_machine_that_is_lost_in_a_round_costs_no_reply_and_nothing_twice(
+    machines: TwoMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = {"name": "psgd", "learning_rate": 0.2, "sample_rate": 0.25, "local_epochs": 40}
+    shape: dict[str, Any] = {"rounds": 3, "clients": {"count": 24, "together": 1}, "trainer": long}
+    here, expected = run(small("psgd", **shape), tmp_path / "here")
+    lost = threading.Event()
+
+    def lose() -> None:
+        time.sleep(0.5)  # in the middle of the second round
+        machines.cluster.remove_node(machines.second, allow_graceful=False)
+        lost.set()
+
+    watch = Watch(monkeypatch, lose)
+    path, summary = on_ray(
+        small("psgd", **shape, ray={"address": machines.address}), tmp_path / "there", watch
+    )
+    assert lost.is_set()
+    assert watch.pools[0].most == 2
+    assert summary["failures"] == 0
+    assert weights(path) == weights(here)
+    assert marks(path) == marks(here)
+    assert summary["privacy"] == expected["privacy"]
+
+
+def test_shares_of_a_gpu_are_never_given_out_twice(
+    machines: TwoMachines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clients = {"count": 9, "cpus": 0.1, "gpus": 0.5}
+    ids: list[str] = []
+
+    class Ask(Watch):
+        def round_done(self, line: Line) -> None:
+            super().round_done(line)
+            if line["round"] == 1:
+                gpus = [a.__ray_call__.remote(lambda _: ray.get_gpu_ids()) for a in self.pools[0].actors]
+                ids.extend(str(each) for found in ray.get(gpus) for each in found)
+
+    watch = Ask(monkeypatch)
+    _, summary = on_ray(small(clients=clients, ray={"address": machines.address}), tmp_path, watch)
+    assert summary["failures"] == 0  # nine clients took turns on four shares
+    assert len(watch.machines) == 1  # all where the GPUs are
+    assert sorted(Counter(ids).values()) == [2, 2]
+
+
+def test_records_that_do_not_fit_into_the_object_store_are_told() -> None:
+    x = np.zeros((100_000, 1000), np.uint8)
+    part = Records(x, np.zeros(len(x), np.int64))
+    large = DataSet("large", part, part.part(np.arange(10)), 2, *identity())
+    with ray_session(None, object_store_gb=0.08):
+        with pytest.raises(
+            ResourceError, match=r"takes 0.101 GB, .*object store has 0.08 GB.*object_store_gb"
+        ):
+            Pool(clients=1, cpus=1.0, gpus=0.0, section=Data(), dataset=large)
+
+
+def test_a_machine_that_runs_low_on_memory_is_told() -> None:
+    any_use_is_too_much = {"memory_usage_threshold": 0.0, "memory_monitor_refresh_ms": 100}
+    ray.init(
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _system_config=any_use_is_too_much,
+    )
+    experiment = small(clients={"count": 2})
+    workers = pool(experiment)
+    grid = RayGrid(2, dict(to_run_config(experiment)), workers)
+    with pytest.raises(RunError, match=r"die as they start: its machine ran low on memory; fewer workers"):
+        list(grid.send_and_receive(questions(2), timeout=60))
+    ray.shutdown()
