@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED ?= 0
 export FLWR_DISABLE_UPDATE_CHECK ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench compare docs deploy-demo format clean
+.PHONY: run test check bench bench-peers compare docs deploy-demo format clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed ## the main job: federated runs on embedded data, and a report
@@ -26,6 +26,9 @@ check: $(VENV)/installed-dev ## style, types, layers
 
 bench: $(VENV)/installed-dev ## benchmarks; fails when a ratio is over its limit
 	@$(BIN)/python benchmarks/run.py
+
+bench-peers: $(VENV)/installed-dev ## ours beside Flower's simulation and pfl, each in its own environment
+	@$(BIN)/python benchmarks/compare_peers.py
 
 compare: $(VENV)/installed ## all mechanisms on embedded data, at two ε, with a report
 	@$(BIN)/fed-dp compare --quick

@@ -1,4 +1,4 @@
-"""select-encode, decode-add, wire/…: the hot path between a trained client and the server's state.
+"""select-encode, decode-add, average, wire/…: the hot path between a trained client and the server's state.
 
 140,106 parameters (DSSGD's MLP). Times are ratios to one np.argpartition of the same array; bytes
 are ratios to the information bound, log2 C(n, k) bits for where and 32 for each value. For the
@@ -7,6 +7,7 @@ record, the other codings that were considered are printed beside ours.
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,12 @@ import entries
 import numpy as np
 
 from fed_dp.sharing.codec import decode, encode, information_bound
+from fed_dp.sharing.message import Upload
 from fed_dp.sharing.parameter_server import ParameterServer
 from fed_dp.sharing.selection import Selector, share
-from fed_dp.sharing.update import Indices, Vector
+from fed_dp.sharing.update import Indices, SparseUpdate, Vector
+from fed_dp.strategies.averaging import Averaging
+from fed_dp.strategies.sites import Site
 
 SIZE = 140_106
 REPEATS = 300
@@ -56,6 +60,29 @@ def main() -> None:
         )
         if fraction == 0.01:
             times(change, selector, data)
+    average(rng)
+
+
+def average(rng: np.random.Generator) -> None:
+    """Weigh and add 100 dense uploads, against the mean of the same by NumPy."""
+    sites = [Site(node + 1, node, 600) for node in range(100)]
+    vectors = rng.normal(size=(100, SIZE)).astype(np.float32)
+    uploads: Any = [
+        (Namespace(site=site), Upload(SparseUpdate.dense(vector), 600))
+        for site, vector in zip(sites, vectors, strict=True)
+    ]
+    strategy = Averaging(np.zeros(SIZE, np.float32), sites)
+    baseline, ours = entries.medians(
+        lambda: vectors.mean(0, dtype=np.float64), lambda: strategy.combine(uploads), repeats=10, dropped=2
+    )
+    entries.add(
+        "average",
+        value=1e4 * ours,
+        unit="µs an upload",
+        baseline=1e4 * baseline,
+        ratio=ours / baseline,
+        limit=1.5,
+    )
 
 
 def times(change: Vector, selector: Selector, data: bytes) -> None:
