@@ -27,7 +27,7 @@ from fed_dp.simulations.runner import session
 HERE = Path(__file__).parent / "peers"
 CONSTRAINTS = HERE.parent.parent / "constraints.txt"
 CLIENTS, ROUNDS, TURNS = 300, 4, 3
-PACKAGES = {"flwr": ("flwr[simulation]", "torch", "numpy"), "pfl": ("pfl==0.6.0", "torch", "numpy")}
+PACKAGES = {"flwr": ("flwr[simulation]==1.41.0", "ray==2.55.1"), "pfl": ("pfl==0.6.0",)}
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -37,18 +37,15 @@ def environment(name: str) -> Path:
     if not (folder / "installed").is_file():
         print(f"installing {name}", file=sys.stderr, flush=True)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--constraint",
-            str(CONSTRAINTS),
-        ]
-        subprocess.run([*pip, *PACKAGES[name]], check=True)
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--quiet"]
+        subprocess.run([*pip, _our_torch(), *PACKAGES[name]], check=True)
         (folder / "installed").touch()
     return folder / "bin"
+
+
+def _our_torch() -> str:
+    """Return the torch that we are measured with; their other needs are their own."""
+    return next(line for line in CONSTRAINTS.read_text().splitlines() if line.startswith("torch=="))
 
 
 def peer(command: list[str]) -> float:
