@@ -178,6 +178,8 @@ def train(message: Message, context: Context) -> Message:
     except StopIteration as over:
         reply: Message = over.value
         return reply
+    finally:
+        replying.close()  # whatever happened, it lets go of what it holds
     raise AssertionError("a turn is trained once")
 
 
@@ -200,7 +202,7 @@ def train_together(jobs: Sequence[tuple[Message, Context]]) -> list[Message | Ex
             replies[place] = error
     fits: Sequence[Fit | Exception] = []
     if waiting:
-        assert isinstance(trainer, Together)  # the same for all of an experiment
+        assert isinstance(trainer, Together)  # the same for all of an experiment; these have no lock to hold
         try:
             fits = trainer.fit_together([task for *_, task in waiting])
         except Exception as error:

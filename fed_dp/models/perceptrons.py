@@ -1,8 +1,9 @@
 """Several perceptrons of one shape, side by side: each layer of all of them is one batched product.
 
-Nothing passes from one to another, and each one's numbers do not depend on how many stand beside it. There is
-no graph to record: the backward pass of linear layers is written out, and a step's gradient is added to
-the weights by the product that computes it, so it is never written down.
+Nothing passes from one to another, and on one thread each one's numbers do not depend on how many stand
+beside it; a test holds that for the shapes that `Chain` accepts. There is no graph to record: the backward
+pass of linear layers is written out, and a step's gradient is added to the weights by the product that
+computes it, so it is never written down.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fed_dp.models.flat import FlatNetwork, Vector
+
+FEWEST, SMALLEST = 4, 64  # outputs, and weights, of a layer; smaller products round by where they stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Chain:
             if isinstance(each, nn.Linear) and each.bias is not None
         ]
         if len(layers) != len(linear) or any(type(each) not in (nn.ReLU, nn.Tanh) for each in between):
+            return None
+        if any(out < FEWEST or out * into < SMALLEST for out, into in layers):
             return None
         return cls(tuple(layers), tuple(type(each) for each in between))
 

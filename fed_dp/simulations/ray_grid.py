@@ -33,6 +33,7 @@ from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_block, i
 AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver
 TRIES = 3  # how often a message may lose its actor before its client counts as failed
 LOW_MEMORY = "its machine ran low on memory; fewer workers (a larger clients.cpus) need less"
+LOST_MACHINE = "its machine was lost"
 WORKER_DIED = 1  # Flower's ErrorCode for an unknown reason
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
@@ -151,6 +152,7 @@ class Pool:
     def replace(self, dead: Any) -> Any | None:
         """Start another in a dead actor's place, if there is room for it: a machine may be gone."""
         self.actors.remove(dead)
+        ray.kill(dead)  # it may only be out of reach; then it must not keep its place
         if self.actors and len(self.actors) >= self._wanted():
             return None
         self.actors.append(self.start())
@@ -294,9 +296,12 @@ class RayGrid(SimulationGrid):
         passed: list[Block] = []
         while self._waiting and sum(map(len, batch)) < size:
             block = self._waiting.popleft()
+            if late := [parcel for parcel in block if _node(parcel) in busy]:  # nobody waits for them
+                passed.append(late)
+                block = [parcel for parcel in block if _node(parcel) not in busy]
             suspect = any(_id(parcel) in self._losses for parcel in block)
-            if (batch and suspect) or not busy.isdisjoint(map(_node, block)):
-                passed.append(block)
+            if not block or (batch and suspect):
+                passed += [block] if block else []
                 continue
             batch.append(block)
             busy.update(map(_node, block))
@@ -320,7 +325,7 @@ class RayGrid(SimulationGrid):
                 continue
             except ObjectLostError:  # with the machine that held it
                 self._finished(reference)
-                self._again(batch)
+                self._waiting.extendleft(reversed(batch))
                 continue
             except RayError as error:  # the batch cannot be read back: its clients fail, the run goes on
                 self._finished(reference)
@@ -337,7 +342,10 @@ class RayGrid(SimulationGrid):
         self._free.append(actor)
 
     def _bury(self, dead: Any, reason: str) -> None:
-        """Replace a dead actor. What it was working on counts a loss; what it had yet to begin does not."""
+        """Replace a dead actor. What it was working on counts a loss, unless its machine was lost.
+
+        What it had yet to begin counts none.
+        """
         references = [r for r, (actor, _) in self._running.items() if actor == dead]
         batches = [self._running.pop(reference)[1] for reference in references]
         self._free = [actor for actor in self._free if actor != dead]
@@ -345,22 +353,28 @@ class RayGrid(SimulationGrid):
         if fresh is not None:
             self._greet(fresh)
         first, *others = batches
-        self._stillborn += not first
+        self._stillborn += not first and reason != LOST_MACHINE
         if self._stillborn > TRIES * self._pool.most:
             raise RunError(f"worker processes die as they start: {reason}")
         for batch in reversed(others):
             self._waiting.extendleft(reversed(batch))
-        self._again(first, reason if reason == LOW_MEMORY else "")
+        if reason == LOST_MACHINE:
+            self._waiting.extendleft(reversed(first))
+            return
+        for block in reversed(first):
+            self._again(block, f": {reason}" if reason == LOW_MEMORY else "")
 
-    def _again(self, batch: list[Block], why: str = "") -> None:
-        """Queue messages again, each by itself, so that the one that kills its worker is found out."""
-        for parcel in reversed(_parcels(batch)):
-            identity = _id(parcel)
-            self._losses[identity] = self._losses.get(identity, 0) + 1
-            if self._losses[identity] < TRIES:
-                self._waiting.appendleft([parcel])
-            else:
-                self._fail(parcel, f"its worker process died {TRIES} times" + (why and f": {why}"))
+    def _again(self, block: Block, why: str) -> None:
+        """Queue a block again; the last time each message alone, so that the one that kills is found out."""
+        losses = 1 + max(self._losses.get(_id(parcel), 0) for parcel in block)
+        self._losses.update(dict.fromkeys(map(_id, block), losses))
+        if losses < TRIES - 1:
+            self._waiting.appendleft(block)
+        elif losses < TRIES:
+            self._waiting.extendleft([parcel] for parcel in reversed(block))
+        else:
+            for parcel in block:
+                self._fail(parcel, f"its worker process died {TRIES} times{why}")
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
         reply = Message(Error(WORKER_DIED, reason), reply_to=parcel.message)
@@ -377,6 +391,8 @@ class RayGrid(SimulationGrid):
 
 def _reason(error: RayError) -> str:
     told = str(error).strip()
+    if "node has died" in told or "node was terminated" in told:
+        return LOST_MACHINE
     return LOW_MEMORY if "low on memory" in told else told.splitlines()[-1]
 
 

@@ -179,6 +179,45 @@ def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> N
     workers.close()
 
 
+def test_one_that_is_late_holds_nobody_back_who_would_be_trained_beside_it() -> None:
+    experiment = small(clients={"count": 4})
+    workers = pool(experiment)
+    grid = RayGrid(4, dict(to_run_config(experiment)), workers, block=8)
+    waiting = [Message(RecordDict(), node, MessageType.TRAIN, group_id="1") for node in range(1, 5)]
+    grid.push_messages(waiting)  # no worker is up yet
+    [first, second] = ([p.message.metadata.dst_node_id for p in block] for block in grid._waiting)
+    assert (first, second) == ([1, 2], [3, 4])
+    batch = grid._next_batch({2})
+    assert [[p.message.metadata.dst_node_id for p in block] for block in batch] == [[1], [3, 4]]
+    assert [[p.message.metadata.dst_node_id for p in block] for block in grid._waiting] == [[2]]
+    workers.close()
+
+
+def test_a_message_that_kills_takes_none_of_its_block_with_it() -> None:
+    experiment = small(clients={"count": 3})
+    workers = pool(experiment)
+    grid = RayGrid(3, dict(to_run_config(experiment)), workers, block=8)
+
+    class Bomb(dict[str, bool | float | int | str]):
+        def __reduce__(self) -> Any:
+            return os._exit, (1,)
+
+    grid.contexts[2].run_config = Bomb()
+    data = federation(experiment).dataset
+    shared = record(initial_weights(experiment.model.name, data.shape, data.classes, seed=1))
+    order = ConfigRecord({names.ROUND: 1})
+    messages = [
+        Message(
+            RecordDict({names.ARRAYS: shared, names.CONFIG: order}), node, MessageType.TRAIN, group_id="1"
+        )
+        for node in (1, 2, 3)
+    ]
+    replies = list(grid.send_and_receive(messages, timeout=120))
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    assert "died 3 times" in (replies[1].error.reason or "")
+    workers.close()
+
+
 def test_shares_of_gpus_decide_how_many_actors_there_are(tmp_path: Path) -> None:
     assert _room(cpus=0.1, gpus=0.6) == 4  # two shares of .6 do not fit on one GPU
     assert _room(cpus=0.25, gpus=0.5) == 8
