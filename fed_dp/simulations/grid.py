@@ -208,7 +208,7 @@ class InProcessGrid(SimulationGrid):
         """Let the client that has waited longest train, and return its reply."""
         wanted = set(message_ids)
         first = next((i for i in self._waiting if i in wanted), None)
-        return [] if first is None else self._answer([first])
+        return [] if first is None else [self._answer(first)]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -218,10 +218,13 @@ class InProcessGrid(SimulationGrid):
         self.push_messages(messages)
         replies: list[Message] = []
         for block in self.blocks(messages, workers=1):
-            replies += self._answer([message.metadata.message_id for message in block])
+            replies += self._answer_block([message.metadata.message_id for message in block])
         return replies
 
-    def _answer(self, identities: Sequence[str]) -> list[Message]:
+    def _answer(self, identity: str) -> Message:
+        return self._answer_block([identity])[0]
+
+    def _answer_block(self, identities: Sequence[str]) -> list[Message]:
         messages = [self._waiting.pop(identity) for identity in identities]
         nodes = [message.metadata.dst_node_id for message in messages]
         jobs = [(message, self.contexts[node]) for message, node in zip(messages, nodes, strict=True)]

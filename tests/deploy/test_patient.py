@@ -103,7 +103,7 @@ class Network(InProcessGrid):
             raise ValueError("no such object type")
         if fault == "no network":
             raise type("ConnectError", (Exception,), {"__module__": "httpx"})("refused")
-        return self._answer([identity])
+        return [self._answer(identity)]
 
 
 @dataclass
@@ -171,7 +171,7 @@ def test_a_late_answer_to_the_first_message_is_as_good_as_one_to_the_second() ->
             return []
         copies = [i for client, i in network.asked if client == 1]
         with network.one_at_a_time:
-            return network._answer([identity]) if identity == copies[0] and len(copies) > 1 else []
+            return [network._answer(identity)] if identity == copies[0] and len(copies) > 1 else []
 
     network.pull_messages = pull  # type: ignore[method-assign]
     assert bad.round() == {}
