@@ -50,7 +50,8 @@ def tasks(
     found = []
     for client, count in enumerate(records):
         x = rng.normal(size=(count, *shape)).astype(np.float32)
-        weights = net.weights() + rng.normal(scale=0.01, size=net.size).astype(np.float32)
+        start = initial_weights(net.name, shape, classes, seed=seed)
+        weights = start + rng.normal(scale=0.01, size=net.size).astype(np.float32)
         site = Site(x, rng.integers(0, classes, count), client, 2, seed)
         found.append(Task(weights, site, {"steps": [float(3 * client)]}))
     return found
