@@ -46,7 +46,7 @@ GUARANTEES = {
             "proved",
             "record",
             "add/remove one",
-            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson sampling and clipping by Opacus, "
+            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson samples, each record's gradient clipped, "
             "composed over all steps of all rounds by privacy loss distributions",
         ),
         Guarantee(
