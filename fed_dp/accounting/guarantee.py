@@ -46,8 +46,8 @@ GUARANTEES = {
             "proved",
             "record",
             "add/remove one",
-            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson samples, each record's gradient clipped, "
-            "composed over all steps of all rounds by privacy loss distributions",
+            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson samples, each record's gradient "
+            "clipped, composed over all steps of all rounds by privacy loss distributions",
         ),
         Guarantee(
             "sparse_vector",
