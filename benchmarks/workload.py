@@ -86,44 +86,19 @@ def _bare(clients: int, kind: Kind, rounds: int) -> tuple[float, float]:
     return start, time.time()
 
 
-def _mlp() -> Any:
-    from torch import nn
+def _network(kind: Kind) -> Any:
+    from fed_dp.models import build
 
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(1024, 128),
-        nn.ReLU(),
-        nn.Linear(128, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-        nn.LogSoftmax(1),
-    )
-
-
-def _cnn() -> Any:
-    from torch import nn
-
-    return nn.Sequential(
-        nn.Conv2d(1, 32, 5),
-        nn.MaxPool2d(3),
-        nn.Tanh(),
-        nn.Conv2d(32, 64, 5),
-        nn.MaxPool2d(2),
-        nn.Tanh(),
-        nn.Flatten(),
-        nn.Linear(256, 200),
-        nn.Tanh(),
-        nn.Linear(200, 10),
-        nn.LogSoftmax(1),
-    )
+    return build(MODELS["cnn" if kind == "cnn" else "mlp"], (1, 32, 32), 10)
 
 
 def _plain(x: Any, y: Any, kind: Kind) -> Callable[[int], None]:
     import torch
     from torch import nn
 
-    model = _cnn().to(memory_format=torch.channels_last) if kind == "cnn" else _mlp()
+    model = _network(kind)
     if kind == "cnn":  # the order in which convolutions are fastest, for the baseline too
+        model = model.to(memory_format=torch.channels_last)
         x = x.flatten(0, 1).to(memory_format=torch.channels_last).unflatten(0, x.shape[:2])
     start_weights = {key: value.clone() for key, value in model.state_dict().items()}
 
@@ -149,7 +124,7 @@ def _private(x: Any, y: Any) -> Callable[[int], None]:
     warnings.simplefilter("ignore")
 
     def train(client: int) -> None:
-        model = _mlp()
+        model = _network("psgd")
         private, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
             module=model,
             optimizer=torch.optim.SGD(model.parameters(), LEARNING_RATE),

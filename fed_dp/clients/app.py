@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from logging import ERROR
@@ -166,21 +166,18 @@ def _told_records(place: _Workplace, client: int) -> int:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Run one round of the trainer from the weights received."""
-    replying = _train(message, context)
-    try:
-        trainer, task = next(replying)
+    with closing(_train(message, context)) as replying:  # whatever happens, it lets go of what it holds
+        try:
+            trainer, task = next(replying)
+        except StopIteration as over:
+            reply: Message = over.value
+            return reply
+        fit: Fit | Exception
         try:
             fit = trainer.fit(task.weights, task.site, task.state)
         except Exception as error:
-            replying.throw(error)
-        else:
-            replying.send(fit)
-    except StopIteration as over:
-        reply: Message = over.value
-        return reply
-    finally:
-        replying.close()  # whatever happened, it lets go of what it holds
-    raise AssertionError("a turn is trained once")
+            fit = error
+        return _told_fit(replying, fit)
 
 
 def train_together(jobs: Sequence[tuple[Message, Context]]) -> list[Message | Exception]:
@@ -209,12 +206,20 @@ def train_together(jobs: Sequence[tuple[Message, Context]]) -> list[Message | Ex
             fits = [error] * len(waiting)
     for (place, replying, _), fit in zip(waiting, fits, strict=True):
         try:
-            replying.throw(fit) if isinstance(fit, Exception) else replying.send(fit)
-        except StopIteration as over:
-            replies[place] = over.value
+            replies[place] = _told_fit(replying, fit)
         except Exception as error:
             replies[place] = error
     return [replies[place] for place in range(len(jobs))]
+
+
+def _told_fit(replying: Replying, fit: Fit | Exception) -> Message:
+    """Tell a turn its fit, or what went wrong with it; return its reply."""
+    try:
+        replying.throw(fit) if isinstance(fit, Exception) else replying.send(fit)
+    except StopIteration as over:
+        reply: Message = over.value
+        return reply
+    raise AssertionError("a turn is trained once")
 
 
 def _train(message: Message, context: Context) -> Replying:

@@ -17,8 +17,9 @@ from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.trainer import Site, Task
 from fed_dp.experiment import Psgd
 from fed_dp.models import FlatNetwork, Vector
+from fed_dp.models.flat import flat_rows
 from fed_dp.models.perceptrons import Chain, Perceptrons, gradients_into, square_norms
-from fed_dp.models.side_by_side import Batches
+from fed_dp.models.side_by_side import Batches, descend
 from fed_dp.sharing.update import LARGEST
 
 
@@ -45,7 +46,7 @@ def psgd_together(
     samples = [iter(sampler(config, task.site)) for task in tasks]
     sources = [noise_source(net, task.site) for task in tasks]
     noise = [torch.empty_like(each) for each in nets.parameters]
-    moves = [torch.zeros_like(each) for each in nets.parameters]  # with momentum, they last
+    moves = [torch.zeros_like(each) for each in noise] if config.momentum else noise
     rates = torch.tensor(
         [config.learning_rate / (config.sample_rate * len(task.site.y)) for task in tasks], device=net.device
     )
@@ -64,16 +65,13 @@ def psgd_together(
                 part[k].normal_(0, deviation, generator=sources[k])
         gradients_into(noise, values, pulls)
         for parameter, move, part in zip(nets.parameters, moves, noise, strict=True):
-            rate = rates.view(-1, *[1] * (parameter.dim() - 1))
             if config.momentum:
                 move.mul_(config.momentum).add_(part)
-                parameter.addcmul_(move, rate, value=-1)
-            else:
-                parameter.addcmul_(part, rate, value=-1)
+            descend(parameter, move, rates)
             parameter.clamp_(-LARGEST, LARGEST)  # post-processing; keeps every record's gradient finite
         for accountant in accountants:
             accountant.step(noise_multiplier=release.noise_multiplier, sample_rate=config.sample_rate)
-    return list(nets.flat().cpu().numpy())
+    return list(flat_rows(nets.parameters).cpu().numpy())
 
 
 def sampler(config: Psgd, site: Site) -> UniformWithReplacementSampler:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fed_dp import seeds
-from fed_dp.clients.sgd_together import sgd_together
+from fed_dp.clients.sgd_together import batch_rows, sgd_together
 from fed_dp.clients.trainer import Fit, Site, State, Task
 from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork, Vector
@@ -43,19 +42,17 @@ class SgdTrainer:
         net.load(weights)
         network = net.trained
         network.train()
-        shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
         x, y = net.inputs(site.x), torch.from_numpy(site.y).to(net.device)
         taken = int(state.get("steps", [0])[0])
         losses: list[Tensor] = []
         velocity: list[Tensor] = []
-        for _ in range(config.local_epochs):
-            order = torch.randperm(len(y), generator=shuffle).to(net.device)
-            for rows in torch.split(order, config.batch_size):
-                inputs, labels = x.index_select(0, rows), y.index_select(0, rows)
-                loss = functional.nll_loss(network(inputs), labels)
-                self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
-                losses.append(loss.detach() * len(labels))
-                taken += 1
+        for rows in batch_rows(config, site):
+            batch = rows.to(net.device)
+            labels = y.index_select(0, batch)
+            loss = functional.nll_loss(network(x.index_select(0, batch)), labels)
+            self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
+            losses.append(loss.detach() * len(labels))
+            taken += 1
         mean = float(torch.stack(losses).sum()) / (len(y) * config.local_epochs)
         return Fit(net.weights() - weights, metrics={"loss": mean}, state={"steps": [float(taken)]})
 

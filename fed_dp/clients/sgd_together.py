@@ -11,7 +11,8 @@ from fed_dp import seeds
 from fed_dp.clients.trainer import Fit, Site, Task
 from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork
-from fed_dp.models.side_by_side import Batches, side_by_side
+from fed_dp.models.flat import flat_rows
+from fed_dp.models.side_by_side import Batches, descend, side_by_side
 
 
 @torch.no_grad()
@@ -23,6 +24,15 @@ def sgd_together(config: Sgd, net: FlatNetwork, tasks: Sequence[Task]) -> list[F
     block.train()
     fits = dict(zip(places, block.fits(), strict=True))
     return [fits[k] for k in range(len(tasks))]
+
+
+def batch_rows(config: Sgd, site: Site) -> list[Tensor]:
+    """Return the rows of every batch of a client's round, in order."""
+    shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
+    rows: list[Tensor] = []
+    for _ in range(config.local_epochs):
+        rows += torch.split(torch.randperm(len(site.y), generator=shuffle), config.batch_size)
+    return rows
 
 
 class _Block:
@@ -39,19 +49,10 @@ class _Block:
 
     def train(self) -> None:
         """Take all steps."""
-        plans = [self._plan(task.site) for task in self._tasks]
+        plans = [batch_rows(self._config, task.site) for task in self._tasks]
         for step in range(self._steps[0]):
             going = sum(step < each for each in self._steps)
-            self._step(step, [plan[step] for plan in plans[:going]])
-
-    def _plan(self, site: Site) -> list[Tensor]:
-        """Return the rows of every batch of a client, in the order the loop takes them."""
-        shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
-        rows: list[Tensor] = []
-        for _ in range(self._config.local_epochs):
-            order = torch.randperm(len(site.y), generator=shuffle).to(self._device)
-            rows += torch.split(order, self._config.batch_size)
-        return rows
+            self._step(step, [plan[step].to(self._device) for plan in plans[:going]])
 
     def _step(self, step: int, rows: Sequence[Tensor]) -> None:
         """Move by −η v with v = μ v + g + λ w; η falls as 1 / (1 + decay · steps taken)."""
@@ -73,12 +74,12 @@ class _Block:
                 moved = velocity[:count]
                 if config.weight_decay:
                     moved.add_(parameter, alpha=config.weight_decay)
-                parameter.addcmul_(moved, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
+                descend(parameter, moved, rates)
         self._losses[:count] += (losses * there).sum(1)
 
     def fits(self) -> list[Fit]:
         """Return what each client's trainer returns."""
-        changed = self._nets.flat().cpu().numpy()
+        changed = flat_rows(self._nets.parameters).cpu().numpy()
         found = []
         for task, weights, loss, steps, taken in zip(
             self._tasks, changed, self._losses.tolist(), self._steps, self._taken, strict=True

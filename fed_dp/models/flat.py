@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -70,6 +73,20 @@ class FlatNetwork:
     def weights(self) -> Vector:
         """Return a copy of all parameters."""
         return self.flat.cpu().numpy().copy()
+
+
+def divided(
+    weights: Sequence[Vector], shapes: Sequence[tuple[int, ...]], device: torch.device
+) -> list[Tensor]:
+    """Return the parameters of several copies of a network: of each shape one tensor, copies first."""
+    start = torch.from_numpy(np.stack(weights)).to(device)
+    parts = torch.split(start, [math.prod(shape) for shape in shapes], 1)
+    return [part.reshape(-1, *shape).clone() for part, shape in zip(parts, shapes, strict=True)]
+
+
+def flat_rows(parameters: Sequence[Tensor]) -> Tensor:
+    """Return the parameters of each copy as one row: what `divided` was given."""
+    return torch.cat([each.flatten(1) for each in parameters], 1)
 
 
 def use_one_thread() -> None:

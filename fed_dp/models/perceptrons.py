@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fed_dp.models.flat import FlatNetwork, Vector
+from fed_dp.models.flat import FlatNetwork, Vector, divided
 
 FEWEST, SMALLEST = 4, 64  # outputs, and weights, of a layer; smaller products round by where they stand
 
@@ -51,8 +50,8 @@ class Chain:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        """The parameters' shapes, in their order in the flat vector."""
-        return [shape for out, into in self.layers for shape in ((out, into), (out,))]
+        """The parameters' shapes, in their order in the flat vector; a bias is a row, for all records."""
+        return [shape for out, into in self.layers for shape in ((out, into), (1, out))]
 
 
 class Perceptrons:
@@ -60,22 +59,8 @@ class Perceptrons:
 
     def __init__(self, chain: Chain, weights: Sequence[Vector], device: torch.device) -> None:
         self.chain = chain
-        start = torch.from_numpy(np.stack(weights)).to(device)
-        parts = torch.split(start, [int(np.prod(shape)) for shape in chain.shapes], 1)
-        count = len(weights)
-        self.weights = [
-            part.reshape(count, *pair).clone() for part, pair in zip(parts[::2], chain.layers, strict=True)
-        ]
-        self.biases = [part.reshape(count, 1, -1).clone() for part in parts[1::2]]
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All parameters, in the order of the flat vector."""
-        return [each for pair in zip(self.weights, self.biases, strict=True) for each in pair]
-
-    def flat(self) -> Tensor:
-        """Return the parameters of each as one row."""
-        return torch.cat([each.flatten(1) for each in self.parameters], 1)
+        self.parameters = divided(weights, chain.shapes, device)
+        self.weights, self.biases = self.parameters[::2], self.parameters[1::2]
 
     def add_gradients(
         self, targets: Sequence[Tensor], x: Tensor, labels: Tensor, each: Tensor, *, keep: float = 1.0

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fed_dp.errors import ModelError
-from fed_dp.models.flat import FlatNetwork, Vector
+from fed_dp.models.flat import FlatNetwork, Vector, divided
 from fed_dp.models.networks import ChannelsLast
 from fed_dp.models.perceptrons import Chain, Perceptrons
 
@@ -25,14 +24,7 @@ ROWS = 8  # a batch is filled up to a multiple of it: very short products round 
 class SideBySide(Protocol):
     """K networks of one shape. What concerns the first k of them takes k rows of everything."""
 
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All parameters, (K, …) each, in the order of the flat vector."""
-        ...
-
-    def flat(self) -> Tensor:
-        """Return the parameters of each as one row."""
-        ...
+    parameters: list[Tensor]  # (K, …) each, in the order of the flat vector
 
     def add_gradients(
         self, targets: Sequence[Tensor], x: Tensor, labels: Tensor, each: Tensor, *, keep: float = 1.0
@@ -77,12 +69,9 @@ class Vmapped:
         parameters = dict(network.named_parameters())
         if sum(p.numel() for p in parameters.values()) != net.size:
             raise ModelError(f"model.name = {net.name!r} cannot be trained side by side")
-        start = torch.from_numpy(np.stack(weights)).to(net.device)
-        parts = torch.split(start, [p.numel() for p in parameters.values()], 1)
-        self._named = {
-            name: part.reshape(len(weights), *p.shape).clone()
-            for (name, p), part in zip(parameters.items(), parts, strict=True)
-        }
+        shapes = [tuple(p.shape) for p in parameters.values()]
+        self.parameters = divided(weights, shapes, net.device)
+        self._named = dict(zip(parameters, self.parameters, strict=True))
 
         def loss(named: Mapping[str, Tensor], x: Tensor, y: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
             output = functional_call(network, dict(named), (x,))
@@ -90,15 +79,6 @@ class Vmapped:
             return (losses * each).sum(), losses.detach()
 
         self._gradients = vmap(grad(loss, has_aux=True))
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """All parameters."""
-        return list(self._named.values())
-
-    def flat(self) -> Tensor:
-        """Return the parameters of each as one row."""
-        return torch.cat([each.flatten(1) for each in self.parameters], 1)
 
     def add_gradients(
         self, targets: Sequence[Tensor], x: Tensor, labels: Tensor, each: Tensor, *, keep: float = 1.0
@@ -112,6 +92,11 @@ class Vmapped:
                 part.mul_(keep)
             part.add_(gradient)
         return cast(Tensor, losses)
+
+
+def descend(parameter: Tensor, move: Tensor, rates: Tensor) -> None:
+    """Move each copy's parameter by −rate · move, each at its own rate."""
+    parameter.addcmul_(move, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
 
 
 def per_record_gradients(net: FlatNetwork) -> Callable[[Tensor, Tensor], list[Tensor]]:

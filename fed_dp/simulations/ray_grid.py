@@ -296,17 +296,17 @@ class RayGrid(SimulationGrid):
         passed: list[Block] = []
         while self._waiting and sum(map(len, batch)) < size:
             block = self._waiting.popleft()
+            suspect = any(_id(parcel) in self._losses for parcel in block)
+            if batch and suspect:
+                passed.append(block)
+                continue
             if late := [parcel for parcel in block if _node(parcel) in busy]:  # nobody waits for them
                 passed.append(late)
-                block = [parcel for parcel in block if _node(parcel) not in busy]
-            suspect = any(_id(parcel) in self._losses for parcel in block)
-            if not block or (batch and suspect):
-                passed += [block] if block else []
-                continue
-            batch.append(block)
-            busy.update(map(_node, block))
-            if suspect:
-                break
+            if ready := [parcel for parcel in block if _node(parcel) not in busy]:
+                batch.append(ready)
+                busy.update(map(_node, ready))
+                if suspect:
+                    break
         self._waiting.extendleft(reversed(passed))
         return batch
 

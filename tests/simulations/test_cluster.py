@@ -18,11 +18,10 @@ from fed_dp.data.dataset import DataSet, Records, identity
 from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Data, to_run_config
 from fed_dp.simulations.ray_grid import Pool, RayGrid, ray_session
-from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line
 from tests.conftest import small
 from tests.simulations.test_private import marks
-from tests.simulations.test_ray import on_ray, pool, questions
+from tests.simulations.test_ray import WithPools, on_ray, pool, questions
 from tests.simulations.test_simulate import run, weights
 
 pytestmark = pytest.mark.ray
@@ -50,20 +49,13 @@ def machines() -> Iterator[TwoMachines]:
     found.cluster.shutdown()
 
 
-class Watch(Silent):
+class Watch(WithPools):
     """Note where actors are after the first round, and do something then."""
 
     def __init__(self, patch: pytest.MonkeyPatch, then: Any = None) -> None:
+        super().__init__(patch)
         self.machines: Counter[str] = Counter()
-        self.pools: list[Pool] = []
         self._then = then
-        original = Pool.__init__
-
-        def noted(pool: Pool, **options: Any) -> None:
-            original(pool, **options)
-            self.pools.append(pool)
-
-        patch.setattr(Pool, "__init__", noted)
 
     def round_done(self, line: Line) -> None:
         if line["round"] == 1:

@@ -83,23 +83,31 @@ def test_ray_gives_the_same_result_as_one_process(kind: str, strategy: str, tmp_
         assert summary[key] == other[key]
 
 
-class KillActors(Silent):
-    """Kill the first worker processes after the first round, as the operating system might."""
+class WithPools(Silent):
+    """Note the pools of workers that runs start."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, count: int) -> None:
-        self.killed: list[int] = []
-        self._count, self._pools = count, list[Pool]()
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.pools: list[Pool] = []
         original = Pool.__init__
 
         def noted(pool: Pool, **options: Any) -> None:
             original(pool, **options)
-            self._pools.append(pool)
+            self.pools.append(pool)
 
         patch.setattr(Pool, "__init__", noted)
 
+
+class KillActors(WithPools):
+    """Kill the first worker processes after the first round, as the operating system might."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, count: int) -> None:
+        super().__init__(patch)
+        self.killed: list[int] = []
+        self._count = count
+
     def round_done(self, line: Line) -> None:
         if line["round"] == 1:
-            for actor in self._pools[-1].actors[: self._count]:
+            for actor in self.pools[-1].actors[: self._count]:
                 self.killed.append(ray.get(actor.__ray_call__.remote(lambda _: os.getpid())))
                 os.kill(self.killed[-1], signal.SIGKILL)
 
