@@ -8,10 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -19,27 +17,9 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import nn
+from work import BATCH, LEARNING_RATE, RECORDS, network, records
 
-RECORDS, BATCH, LEARNING_RATE = 600, 32, 0.01
 PATH, CLIENTS, ROUNDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(1024, 128),
-        nn.ReLU(),
-        nn.Linear(128, 64),
-        nn.ReLU(),
-        nn.Linear(64, 10),
-        nn.LogSoftmax(1),
-    )
-
-
-@lru_cache
-def records() -> tuple[torch.Tensor, torch.Tensor]:
-    with np.load(PATH) as archive:
-        return torch.from_numpy(archive["X"]), torch.from_numpy(archive["y"])
 
 
 client_app = ClientApp()
@@ -48,16 +28,13 @@ client_app = ClientApp()
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
     torch.set_num_threads(1)
-    rng = np.random.default_rng(int(context.node_config["partition-id"]))
-    x, y = records()
-    rows = torch.from_numpy(rng.choice(len(y), RECORDS, replace=False))
-    x, y = x[rows].float() / 255, y[rows]
+    x, y = records(PATH, int(context.node_config["partition-id"]))
     model = network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())  # type: ignore[union-attr]
     optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE)
-    for batch in torch.randperm(RECORDS).split(BATCH):
+    for inputs, labels in zip(x.split(BATCH), y.split(BATCH), strict=True):
         optimizer.zero_grad()
-        nn.functional.nll_loss(model(x[batch]), y[batch]).backward()
+        nn.functional.nll_loss(model(inputs), labels).backward()
         optimizer.step()
     metrics = MetricRecord({"num-examples": RECORDS})
     content = RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics})

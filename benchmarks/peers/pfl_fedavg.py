@@ -11,7 +11,6 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
 import torch
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
@@ -24,8 +23,8 @@ from pfl.hyperparam.base import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import nn
+from work import BATCH, LEARNING_RATE, network, records
 
-RECORDS, BATCH, LEARNING_RATE = 600, 32, 0.01
 PATH, CLIENTS, ROUNDS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
 
@@ -34,15 +33,7 @@ class Network(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(1024, 128),
-            nn.ReLU(),
-            nn.Linear(128, 64),
-            nn.ReLU(),
-            nn.Linear(64, 10),
-            nn.LogSoftmax(1),
-        )
+        self.layers = network()
 
     def loss(self, x: torch.Tensor, y: torch.Tensor, is_eval: bool = False) -> torch.Tensor:
         """Return the mean negative log-likelihood."""
@@ -67,18 +58,14 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]
 
 def main() -> None:
     torch.set_num_threads(1)
-    with np.load(PATH) as archive:
-        x, y = torch.from_numpy(archive["X"]), torch.from_numpy(archive["y"])
 
     def of_user(user: int) -> Dataset:
-        rows = torch.from_numpy(np.random.default_rng(int(user)).choice(len(y), RECORDS, replace=False))
-        order = torch.randperm(RECORDS)  # pfl takes batches in order
-        return Dataset((x[rows][order].float() / 255, y[rows][order]))
+        return Dataset(records(PATH, int(user)))  # pfl takes batches in order
 
     users = list(range(CLIENTS))
     data = FederatedDataset(of_user, get_user_sampler("minimize_reuse", users))
-    network, clock = Network(), Clock()
-    model = PyTorchModel(network, torch.optim.SGD, torch.optim.SGD(network.parameters(), 1.0))
+    net, clock = Network(), Clock()
+    model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), 1.0))
     params = NNAlgorithmParams(
         central_num_iterations=ROUNDS,
         evaluation_frequency=10 * ROUNDS,
