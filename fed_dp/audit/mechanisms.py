@@ -16,7 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from fed_dp.accounting import noise_multiplier
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
 from fed_dp.audit.finding import Finding, Said, about
-from fed_dp.clients.svm import solve
+from fed_dp.clients.svm import liblinear
 from fed_dp.errors import ConfigError
 from fed_dp.mechanisms import (
     Noise,
@@ -37,7 +37,7 @@ from fed_dp.mechanisms.statistics import (
     Statistic,
     release,
 )
-from fed_dp.mechanisms.support_vector import SvmNoise, gap, perturbed
+from fed_dp.mechanisms.support_vector import SvmNoise, perturbed, solve
 from fed_dp.sharing.private_selection import RandomMask
 
 ANY = Said("proved", "input", "any two inputs")
@@ -203,8 +203,7 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
     if form == "svm":
         multiplier = gaussian_multiplier(epsilon=epsilon, delta=delta)
         noises = (("gamma", epsilon, 0.0), ("laplace", epsilon, 0.0), ("gaussian", multiplier, delta))
-    each = COST if form == "svm_as_printed" else COST / RECORDS
-    solved = [opposed_weights(each, sign) for sign in (1.0, -1.0)]
+    solved = [opposed_weights(sign, as_printed=form == "svm_as_printed") for sign in (1.0, -1.0)]
     for kind, amount, at in noises:
 
         def worlds(noise: Noise, world: bool, kind: SvmNoise = kind, amount: float = amount) -> object:
@@ -217,14 +216,19 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
         yield _found(f"{form} ({kind})", about(form), epsilon, bound, attack, delta=at, factor=factor)
 
 
-def opposed_weights(each: float, sign: float) -> Values:
-    """Return w of ½‖w‖² + each · Σ hinge on records that move it by all they can: the last has this label."""
+def opposed_weights(sign: float, *, as_printed: bool) -> Values:
+    """Return w on records that move it by all they can: the last has the label `sign`.
+
+    All others are in pairs that cancel. `as_printed`: C is not divided by n.
+    """
     last = np.full(SIZE, 1 / math.sqrt(SIZE))
     half = np.random.default_rng(0).normal(size=(RECORDS // 2, SIZE))
     half /= np.linalg.norm(half, axis=1, keepdims=True)
     z = np.concatenate([half, half, last[None]])
     signs = np.concatenate([np.ones(len(half)), -np.ones(len(half)), [sign]])
-    return np.asarray(solve(z, signs, cost=each, gap=gap(each)), np.float64)
+    if as_printed:
+        return np.asarray(liblinear(z, signs, cost=COST), np.float64)
+    return np.asarray(solve(z, signs[:, None], cost=COST, expected=RECORDS)[0], np.float64)
 
 
 MECHANISMS: dict[str, Audit] = {

@@ -129,8 +129,8 @@ def _svm(
 ) -> tuple[float, float, str]:
     problems = 1 if classes == 2 else classes
     kind, at = svm_noise(experiment), delta if isinstance(releases[0], Gaussian) else 0.0
-    each = COST if name == "svm_as_printed" else COST / RECORDS
-    solved = [np.stack([opposed_weights(each, sign)] * problems) for sign in (1.0, -1.0)]
+    one, other = (opposed_weights(sign, as_printed=name == "svm_as_printed") for sign in (1.0, -1.0))
+    solved = [np.stack([weights] * problems) for weights in (one, other)]
 
     def worlds(noise: Noise, world: bool) -> None:
         options: dict[str, Any] = {"cost": COST, "records": RECORDS, "problems": problems}

@@ -7,42 +7,38 @@ divided by n (its Eq. 3 as printed is not: that is refuted) and without an inter
 from __future__ import annotations
 
 import warnings
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import lsq_linear
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
 from fed_dp.accounting import Release
 from fed_dp.clients.statistics import batches
 from fed_dp.clients.trainer import Fit, Site, State
-from fed_dp.errors import PrivacyError
 from fed_dp.experiment import Svm
 from fed_dp.experiment.release import amount
 from fed_dp.mechanisms import Noise
 from fed_dp.mechanisms.noise import Reals
 from fed_dp.mechanisms.statistics import clipped
-from fed_dp.mechanisms.support_vector import SvmNoise, gap, perturbed
+from fed_dp.mechanisms.support_vector import SvmNoise, check_size, perturbed, solve
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.fitted import KernelMachine
 from fed_dp.sharing.update import LARGEST
 
 Signs = NDArray[np.float64]
-FIRST_TOLERANCE, LAST_TOLERANCE = 1e-6, 1e-14  # of liblinear
-MOST_STEPS = 1_000_000  # of liblinear, through all records
-MOST_EXACT = 4  # times as many records on the margin as there are features
-NEAR = (1e-6, 1e-5, 1e-4, 1e-3)  # distances from the margin at which a record may count as on it
+TOLERANCE, STEPS = 1e-6, 100_000  # of liblinear
 
 
 class SvmTrainer:
-    """Solve ½‖w‖² + (C/n) Σ hinge on the site's records, add noise to w, once; then share that w.
+    """Solve ½‖w‖² + (C/n) Σ loss on the site's records, add noise to w, once; then share that w.
 
     Guarantee: that of `support_vector.perturbed`; proved. Neighbours: replace one record. Several classes
     are one problem each, against the rest, and share the budget. The upload moves the model by `step` of
     the way to the site's own w: averaged, the model becomes the mean of the sites' by their counts.
-    `as_printed`: C is not divided by n, as in Eq. 3; then the noise does not suffice.
+    Where there is noise, the loss is the smoothed hinge, which is solved to an accuracy that is known before
+    any record is looked at; without noise, the hinge itself. `as_printed`: C is not divided by n, as in
+    Eq. 3; then the noise does not suffice.
     """
 
     def __init__(
@@ -72,14 +68,22 @@ class SvmTrainer:
 
     def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
         """Return the site's w, with noise."""
-        cost, records = self._config.cost, len(site.y)
+        cost, expected = self._config.cost, site.expected_records
+        private = self._amount is not None and noise is not None
+        if private and not self._as_printed:
+            check_size(cost=cost, records=len(site.y), expected=expected)
         exactly = noise is not None and noise.name == "secure"
-        own = self._solved(weights, site, cost if self._as_printed else cost / records, exactly=exactly)
+        z, signs = self._problems(weights, site, exactly=exactly)
+        if private and not self._as_printed:
+            own = solve(z, signs, cost=cost, expected=expected)
+        else:
+            each = cost if self._as_printed else cost / expected
+            own = np.stack([liblinear(z, column, cost=each) for column in signs.T])
         if self._amount is not None and noise is not None:
             own = perturbed(
                 own,
                 cost=cost,
-                records=records,
+                records=expected,
                 problems=len(own),
                 kind=self._kind,
                 amount=self._amount,
@@ -97,72 +101,27 @@ class SvmTrainer:
         """Release without noise, and follow: for what is not private."""
         return self.follow(weights, self.release(weights, site, 1, None), 1, records=len(site.y))
 
-    def _solved(self, weights: Vector, site: Site, cost: float, *, exactly: bool = False) -> Reals:
-        """Return w of every problem: one of two classes, or one of each class against the rest."""
+    def _problems(self, weights: Vector, site: Site, *, exactly: bool) -> tuple[Reals, Signs]:
+        """Return z (‖z‖ ≤ 1), and ±1 of every problem: of two classes one, else each against the rest."""
         self._net.load(weights)
         parts = batches(site, self._network.features, device=self._net.device, exactly=exactly)
         z = clipped(np.concatenate([rows for rows, _ in parts]))
         outputs = self._network.head.out_features
-        signs = [np.where(site.y == k, 1.0, -1.0) for k in ([1] if outputs == 1 else range(outputs))]
-        return np.stack([solve(z, each, cost=cost, gap=gap(cost)) for each in signs])
+        classes = np.array([1]) if outputs == 1 else np.arange(outputs)
+        return z, np.where(site.y[:, None] == classes, 1.0, -1.0)
 
 
-def solve(z: Reals, signs: Signs, *, cost: float, gap: float) -> Reals:
-    """Return w within a duality gap of the minimum of ½‖w‖² + cost · Σ max(0, 1 − y wᵀz).
+def liblinear(z: Reals, signs: Signs, *, cost: float) -> Reals:
+    """Return w of ½‖w‖² + cost · Σ max(0, 1 − y wᵀz), as exact as liblinear (scikit-learn) gets it.
 
-    liblinear (scikit-learn) solves, to ever finer tolerance until the gap is certified. Two records z = 0,
-    one of each class, join: their loss is 1 whatever w is, and liblinear wants both classes.
+    For what is not private. Two records z = 0, one of each class, join: their loss is 1 whatever w is, and
+    liblinear wants both classes.
     """
     both = np.concatenate([z, np.zeros((2, z.shape[1]))])
     labels = np.concatenate([signs, [1.0, -1.0]])
-    tolerance = FIRST_TOLERANCE
-    while tolerance >= LAST_TOLERANCE:
-        machine = LinearSVC(
-            C=cost,
-            loss="hinge",
-            dual=True,
-            fit_intercept=False,
-            tol=tolerance,
-            max_iter=MOST_STEPS,
-            random_state=0,
-        )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # the gap tells
-            w = np.asarray(machine.fit(both, labels).coef_[0], np.float64)
-        if duality_gap(z, signs, w, cost=cost) <= gap:
-            return w
-        tolerance /= 100
-    raise PrivacyError("the solver did not reach the agreed accuracy; nothing was sent")
-
-
-def duality_gap(z: Reals, signs: Signs, w: Reals, *, cost: float) -> float:
-    """Return an upper bound on how far w's objective is above the minimum.
-
-    Any 0 ≤ α ≤ cost bounds the minimum from below by Σ α − ½‖Σ α y z‖². Here α is cost for records inside
-    the margin, 0 outside, and, for those on it (equal ones together), whatever brings Σ α y z = v nearest to
-    w. The gap is then ½‖w − v‖² + Σ (cost · max(s, 0) − α s) with s = 1 − y wᵀz: sums of what is never
-    negative, and 0 but for records on the margin. (A difference of two objectives would lose its digits.)
-    """
-    rows = z * signs[:, None]
-    slack = 1 - rows @ w
-    close = np.flatnonzero(np.abs(slack) <= NEAR[-1])
-    groups, first, sizes = np.unique(rows[close], axis=0, return_index=True, return_counts=True)
-    apart = slack[close][first]
-    inside = cost * rows[slack > 0].sum(0)
-    least = np.inf
-    for near in NEAR:
-        free = np.abs(apart) <= near
-        on, s, counts = groups[free], apart[free], sizes[free]
-        fixed = inside - cost * (counts * (s > 0)) @ on
-        share = np.zeros(0)
-        if len(on):
-            method: Literal["exact", "lsmr"] = (
-                "exact" if len(on) <= MOST_EXACT * z.shape[1] else "lsmr"
-            )  # which needs little memory
-            bounds = (0, counts.astype(np.float64))
-            found = lsq_linear(cost * on.T, w - fixed, bounds=bounds, tol=1e-14, lsq_solver=method)
-            share = np.clip(found.x, 0, counts)
-        away = w - fixed - cost * (share @ on)
-        beside = cost * (counts * np.maximum(s, 0) - share * s).sum()
-        least = min(least, 0.5 * float(away @ away) + float(beside))
-    return float(least)
+    machine = LinearSVC(
+        C=cost, loss="hinge", dual=True, fit_intercept=False, tol=TOLERANCE, max_iter=STEPS, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return np.asarray(machine.fit(both, labels).coef_[0], np.float64)

@@ -22,6 +22,11 @@ class Site:
     client: int
     round: int
     seed: int
+    expected_records: int = 0  # the public number that sums are divided by; 0: as many as there are
+
+    def __post_init__(self) -> None:
+        if not self.expected_records:
+            object.__setattr__(self, "expected_records", len(self.y))
 
 
 @dataclass(frozen=True, slots=True)

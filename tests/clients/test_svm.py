@@ -21,7 +21,7 @@ from fed_dp.experiment.release import agreement, banner, promise, svm_noise
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.statistics import ROUNDING
-from fed_dp.mechanisms.support_vector import paper_scale, sensitivity
+from fed_dp.mechanisms.support_vector import TOLERANCE, paper_scale, sensitivity
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from tests.clients.deployed import Deployed
@@ -118,7 +118,7 @@ def test_whatever_frequencies_a_server_sends_no_record_counts_for_more() -> None
         sent[:-400] = rng.uniform(-scale, scale, size=weights.size - 400)
         other = replace(site, x=site.x.copy(), y=site.y.copy())
         other.x[0], other.y[0] = -site.x[0] * 3, (site.y[0] + 1) % 10
-        one, two = (trainer._solved(sent, each, 50.0 / len(site.y)) for each in (site, other))
+        one, two = (solved(trainer, sent, each) for each in (site, other))
         assert np.linalg.norm(one - two) <= sensitivity(cost=50.0, records=len(site.y), problems=10)
 
 
@@ -176,13 +176,38 @@ def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
     assert hybrid > public + 0.02
 
 
-def test_what_is_released_is_solved_with_c_over_n() -> None:
-    trainer, weights, site = ready(experiment())
+def solved(trainer: SvmTrainer, weights: Vector, site: Site) -> np.ndarray:
+    """What noise is added to."""
     spy = Spy()
     trainer.release(weights, site, 1, spy)
-    [(solved, _)] = spy.calls
-    assert np.array_equal(solved, trainer._solved(weights, site, 50.0 / len(site.y)))
-    assert np.linalg.norm(solved, axis=1).max() <= 50.0  # as any w is, then
+    [(values, _)] = spy.calls
+    return np.asarray(values)
+
+
+def test_what_is_released_is_solved_with_c_over_n() -> None:
+    trainer, weights, site = ready(experiment())
+    found = solved(trainer, weights, site)
+    assert np.linalg.norm(found, axis=1).max() <= 50.0  # as any w is, then
+    twice = replace(site, x=np.repeat(site.x, 2, 0), y=np.repeat(site.y, 2), expected_records=0)
+    assert solved(trainer, weights, twice) == pytest.approx(found, abs=2 * TOLERANCE * 50 / len(site.y))
+
+
+def test_whether_a_site_answers_does_not_depend_on_a_label(tmp_path: Path) -> None:
+    """At ε = 1e-6, "the solver did not reach the agreed accuracy" told one label of C/n = 5,000."""
+    z = np.ones((2, *ready(experiment())[2].x.shape[1:]), np.float32)
+    for cost in (2_000.0, 10_000.0):
+        privacy = {"budget_epsilon": 1e-6}
+        trainer, weights, site = ready(experiment(trainer={"name": "svm", "cost": cost}, privacy=privacy))
+        answers = set()
+        for labels in ([0, 0], [0, 1], [3, 3], [7, 2]):
+            pair = replace(site, x=z, y=np.array(labels), expected_records=0)
+            try:
+                trainer.release(weights, pair, 1, SimulationNoise(np.random.default_rng(0)))
+                answers.add("released")
+            except PrivacyError as error:
+                answers.add(str(error))
+        assert len(answers) == 1
+        assert ("C/n = 5000" in answers.pop()) == (cost == 10_000.0)
 
 
 def test_other_frequencies_are_another_release_and_the_budget_does_not_pay_twice(tmp_path: Path) -> None:
