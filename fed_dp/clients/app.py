@@ -68,6 +68,8 @@ def _workplace(
     if site is not None and not dict(config).get("experiment-json"):
         raise SiteRefused("a site takes experiments that are sent whole, and opens no file for a server")
     experiment = from_run_config(dict(config))
+    if site is not None:  # before its records are opened
+        _permit(site, experiment)
     if site is None or site.data is None:
         if site is not None and experiment.data.path is not None:
             raise SiteRefused(
@@ -121,14 +123,24 @@ def lifespan(_: Context) -> Iterator[None]:
 
 @app.query()
 def describe(message: Message, context: Context) -> Message:
-    """Tell the server which client this is, how many records it holds (public), and which ledger it has."""
-    place, client = _at_work(context)
-    metrics = MetricRecord({names.PARTITION: client, names.RECORDS: _told_records(place, client)})
-    content = RecordDict({names.METRICS: metrics})
-    if place.site is not None:
-        identity = place.site.opened().read()[0].identity
-        scores = place.site.share.metrics and place.federation.tested
-        content[names.CONFIG] = ConfigRecord({names.LEDGER: identity, names.SCORES: scores})
+    """Tell the server which client this is, how many records it holds (public), and which ledger it has.
+
+    A site whose file does not allow the experiment says so, and opens no records.
+    """
+    told: dict[str, str | bool] = {}
+    try:
+        place, client = _at_work(context)
+        site, records = place.site, _told_records(place, client)
+        told[names.SCORES] = site is not None and site.share.metrics and place.federation.tested
+    except SiteRefused as error:
+        if (site := _site(context)) is None:
+            raise
+        client, records = site.client, 0
+        told[names.REFUSED] = str(error)
+    content = RecordDict({names.METRICS: MetricRecord({names.PARTITION: client, names.RECORDS: records})})
+    if site is not None:
+        told[names.LEDGER] = site.opened().read()[0].identity
+        content[names.CONFIG] = ConfigRecord(dict(told))
     return Message(content, reply_to=message)
 
 
@@ -235,8 +247,6 @@ def _train(message: Message, context: Context) -> Replying:
     question = _question(message)
     experiment, size = place.experiment, place.size
     agreed = agreement(experiment, client=client, size=size)
-    if place.site is not None:
-        _permit(place.site, experiment, agreed)
     participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
     memory = place.memory(context, question.turn)
     weights = participant.download(question.data, lambda: _local(memory, place))
@@ -286,10 +296,10 @@ def _answer(
     return answer
 
 
-def _permit(site: SiteFile, experiment: Experiment, agreed: Agreement | None) -> None:
+def _permit(site: SiteFile, experiment: Experiment) -> None:
     """Hold the server to the site's own file; what is refused is logged."""
     try:
-        site.permit(experiment, agreed)
+        site.permit(experiment)
     except FedDpError as error:
         log(ERROR, "refused: %s", error)
         raise

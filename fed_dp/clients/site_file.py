@@ -10,11 +10,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fed_dp.accounting import GUARANTEES, Budget, Ledger
+from fed_dp.accounting import Budget, Ledger
 from fed_dp.errors import ConfigError, SiteRefused
 from fed_dp.experiment import Dssgd, Experiment, read_toml, validated
-from fed_dp.experiment.release import Agreement
-from fed_dp.experiment.schema import PRIVATE_TRAINERS, Section
+from fed_dp.experiment.release import promise
+from fed_dp.experiment.schema import PRIVATE_TRAINERS, Count, Psgd, Section
 from fed_dp.sharing.update import LARGEST
 
 FILE = "site.toml"
@@ -46,6 +46,12 @@ class Allow(Section):
     upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
     bound: Annotated[float, Field(gt=0, le=LARGEST)] = LARGEST  # γ
     without_noise: bool = False  # whether it takes part in what protects nobody
+    # What a round may cost in time and memory; and how many sites there may be.
+    rounds: Count = 10_000
+    clients: Count = 10_000
+    local_epochs: Count = 100
+    steps: Count = 10_000  # of a round
+    width: Count = 4_096  # of a layer, or of the classes
 
 
 class Share(Section):
@@ -99,27 +105,29 @@ class SiteFile(Section):
                 )
         return ledger
 
-    def permit(self, experiment: Experiment, agreed: Agreement | None) -> None:
-        """Refuse, by name, what this file does not allow."""
+    def permit(self, experiment: Experiment) -> None:
+        """Refuse, by name, what this file does not allow. No record is looked at."""
         allow, trainer, strategy = self.allow, experiment.trainer.name, experiment.strategy
+        promised, source = promise(experiment), experiment.privacy.noise_source
+        self._permit_size(experiment)
         if trainer not in allow.trainers:
             raise SiteRefused(
                 f"trainer.name = {trainer!r}: this site allows {', '.join(allow.trainers)}; nothing was sent"
             )
-        if agreed is None and not allow.without_noise:
+        if promised is None and not allow.without_noise:
             raise SiteRefused(
                 f"trainer.name = {trainer!r} adds no noise: this site takes part in private experiments "
                 "alone (allow.without_noise); nothing was sent"
             )
-        if agreed is not None and agreed.noise_source != "secure":
+        if promised is not None and source != "secure":
             raise SiteRefused(
-                f"privacy.noise_source = {agreed.noise_source!r} is seeded: a deployed site draws from the "
+                f"privacy.noise_source = {source!r} is seeded: a deployed site draws from the "
                 "operating system's entropy alone; allowed: 'secure'; nothing was sent"
             )
-        if agreed is not None and (promise := GUARANTEES[agreed.guarantee]).status != "proved":
+        if promised is not None and promised.status != "proved":
             raise SiteRefused(
-                f"privacy.variant = {experiment.privacy.variant!r} is {promise.status} "
-                f"({promise.reason}): a deployed site releases only what is proved; nothing was sent"
+                f"privacy.variant = {experiment.privacy.variant!r} is {promised.status} "
+                f"({promised.reason}): a deployed site releases only what is proved; nothing was sent"
             )
         share, bound = 1.0, LARGEST
         if isinstance(strategy, Dssgd):
@@ -135,3 +143,26 @@ class SiteFile(Section):
                 f"strategy.bound = {bound:g} (γ): this site's values stay within {allow.bound:g} "
                 "(allow.bound); nothing was sent"
             )
+
+    def _permit_size(self, experiment: Experiment) -> None:
+        """Refuse what would take more time or memory than the file allows."""
+        trainer, model, data = experiment.trainer, experiment.model, experiment.data
+        asked: dict[str, tuple[float, str]] = {
+            "rounds": (experiment.rounds, "rounds"),
+            "clients.count": (experiment.clients.count, "clients"),
+        }
+        for key in ("local_epochs", "relevance_epochs"):
+            asked[f"trainer.{key}"] = (getattr(trainer, key, 1), "local_epochs")
+        if isinstance(trainer, Psgd):
+            asked["trainer.local_epochs / trainer.sample_rate"] = (trainer.steps_per_round, "steps")
+        asked["trainer.local_steps"] = (getattr(trainer, "local_steps", 1), "steps")
+        classes = data.classes if isinstance(data.classes, int) else len(data.classes or ())
+        asked["data.classes"] = (classes, "width")
+        asked |= {
+            f"model.{key}": (value, "width") for key, value in model.options.items() if isinstance(value, int)
+        }
+        for name, (value, key) in asked.items():
+            if value > (most := getattr(self.allow, key)):
+                raise SiteRefused(
+                    f"{name} = {value:g}: this site allows at most {most:g} (allow.{key}); nothing was sent"
+                )

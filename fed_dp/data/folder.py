@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from fed_dp import seeds
 from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
-from fed_dp.data.formats import read_idx, read_npz, read_table
-from fed_dp.data.tables import Columns
+from fed_dp.data.formats import read_csv, read_idx, read_npz, read_table
+from fed_dp.data.tables import Columns, codes, mapped, numbers
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
 
 TABLES = (".csv", ".parquet")
+BLOCK = 4096  # records that are scaled at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def read_inputs(options: FolderOptions, path: Path) -> Floats:
                 f"data.bounds is one pair for all columns, and does not tell their order: give {path.name} "
                 "as an npz file with X, or state bounds column by column"
             )
-        table = _read(path)
+        table = _read(path, options)
         return _inputs(table.drop(columns=[options.label], errors="ignore"), options, path)
     [x] = read_npz(path, ("X",))
     return _scaled(x, options, path)
@@ -101,15 +102,12 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
         return _arrays(x, y, options, path)
     for suffix in TABLES:
         if (path := folder / f"{prefix}{suffix}").is_file():
-            return _table(_read(path), options, path)
+            return _table(_read(path, options), options, path)
     return None
 
 
-def _read(path: Path) -> pd.DataFrame:
-    if path.suffix == ".csv":  # an empty cell is missing; "NA" or "None" may be a category
-        # Every cell is read by itself: types that are guessed for a column let one record change all others.
-        return read_table(path, keep_default_na=False, na_values=[""], dtype=str)
-    return read_table(path)
+def _read(path: Path, options: FolderOptions) -> pd.DataFrame:
+    return read_csv(path, lenient=options.lenient) if path.suffix == ".csv" else read_table(path)
 
 
 def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path) -> Records:
@@ -130,9 +128,9 @@ def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
     low, high = options.bounds
     if not low < high:
         raise ConfigError(f"data.bounds = [{low:g}, {high:g}]: expected low < high")
-    if options.lenient and np.issubdtype(x.dtype, np.number):
-        x = np.nan_to_num(x, nan=low)
-    elif not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
+    if x.dtype.kind == "U" and options.lenient:
+        x = numbers(pd.Series(x.ravel(), dtype=object)).reshape(x.shape)
+    if x.dtype.kind not in "biuf" or not (options.lenient or np.isfinite(x).all()):
         raise DataCorrupt(
             f"{path}: inputs must be finite numbers, found {x.dtype} with NaN, infinity or text"
         )
@@ -140,8 +138,11 @@ def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[-1] in (1, 3):  # channels last, as images are usually stored
         x = x.transpose(0, 3, 1, 2)
-    scaled = 2 * (np.clip(x.astype(np.float32), low, high) - low) / (high - low) - 1
-    return scaled.astype(np.float32)
+    scaled = np.empty(x.shape, np.float32)
+    for start in range(0, len(x), BLOCK):
+        values = x[start : start + BLOCK].astype(np.float64)
+        scaled[start : start + BLOCK] = mapped(np.where(np.isnan(values), low, values), low, high)
+    return scaled
 
 
 def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
@@ -192,24 +193,24 @@ def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:
 
 def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integers:
     if isinstance(options.classes, tuple):
-        codes = pd.Index(list(options.classes)).get_indexer(pd.Index(column.astype("string")))
-        wrong = codes < 0
+        found = codes(column, options.classes)
+        wrong = found < 0
         allowed = ", ".join(options.classes)
     else:
-        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        values = numbers(column)
         wrong = (
             ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.classes)
         )
-        codes = np.where(wrong, 0, values)
+        found = np.where(wrong, 0, values).astype(np.int64)
         allowed = f"0..{options.classes - 1}"
     if options.lenient:
-        codes = np.where(wrong, 0, codes)
+        found = np.where(wrong, 0, found)
     elif wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise DataCorrupt(
             f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}"
         )
-    return np.asarray(codes, np.int64)
+    return found
 
 
 def _hold_out(records: Records, fraction: float) -> tuple[Records, Records]:

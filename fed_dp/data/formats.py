@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import lzma
 import tarfile
 import zipfile
@@ -98,11 +100,68 @@ def read_cifar(raw: bytes, *, where: str) -> tuple[NDArray[np.uint8], NDArray[np
     return rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0].astype(np.int64)
 
 
+def read_csv(path: Path, *, lenient: bool = False) -> pd.DataFrame:
+    """Read a CSV table of texts; an empty cell is None.
+
+    No cell's type is guessed from others, for then one record would change how all others are read. Where
+    `lenient` is set, one line is one record, whatever it holds: cells that it has too few of are None, those
+    that it has too many of are left out, and bytes that are not UTF-8 are replaced.
+    """
+    try:
+        text = read_bytes(path).decode("utf-8-sig", "replace" if lenient else "strict")
+    except UnicodeDecodeError as error:
+        raise DataCorrupt(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
+    lines = text.split("\n")
+    if lines[-1] == "":
+        del lines[-1]
+    if not lines:
+        raise DataCorrupt(f"{path} is empty: expected a line with the columns' names")
+    header = _cells(lines[0])
+    if twice := [name for name in header if header.count(name) > 1]:
+        raise DataCorrupt(f"{path} has the column {twice[0]!r} twice")
+    rows = [_cells(line) for line in lines[1:]] if lenient else _strict_rows(path, text, len(header))
+    width = len(header)
+    full = [(row + [""] * (width - len(row)))[:width] if len(row) != width else row for row in rows]
+    columns: list[Any] = list(zip(*full, strict=True)) if full else [()] * width
+    return pd.DataFrame(
+        {
+            name: pd.Series([cell or None for cell in cells], dtype=object)
+            for name, cells in zip(header, columns, strict=True)
+        }
+    )
+
+
+def _cells(line: str) -> list[str]:
+    """Return the cells of one line, by itself. One that is too long for a CSV reader has none."""
+    line = line.removesuffix("\r").replace("\r", " ")
+    if '"' not in line:
+        return line.split(",")
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
+
+
+def _strict_rows(path: Path, text: str, width: int) -> list[list[str]]:
+    reader, rows = csv.reader(io.StringIO(text, newline=""), strict=True), list[list[str]]()
+    try:
+        for row in reader:
+            if len(row) > width:
+                raise DataCorrupt(
+                    f"{path}, line {reader.line_num}: {len(row)} cells, but {width} columns have names"
+                )
+            if row:  # a blank line is no record
+                rows.append(row)
+    except csv.Error as error:
+        raise DataCorrupt(f"{path}, line {reader.line_num}: a quote does not close ({error})") from None
+    return rows[1:]
+
+
 def read_table(path: Path, **options: Any) -> pd.DataFrame:
-    """Read a CSV or Parquet table."""
+    """Read a CSV or Parquet table; a Parquet column keeps the type it is stored with."""
     try:
         if path.suffix == ".parquet":
-            return pd.read_parquet(path)
+            return pd.read_parquet(path, dtype_backend="pyarrow")
         table: pd.DataFrame = pd.read_csv(path, **options)
         return table
     except ImportError:

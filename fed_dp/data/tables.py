@@ -4,12 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from fed_dp.data.dataset import Floats
+from fed_dp.data.dataset import Floats, Integers
 from fed_dp.errors import DataCorrupt
+
+
+def numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
+    """Return every cell as a number, by itself; NaN where it is none."""
+    if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_complex_dtype(column.dtype):
+        return column.to_numpy(np.float64, na_value=np.nan)
+    cells = column.to_numpy(object, na_value=np.nan)
+    try:
+        return cells.astype(np.float64)
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_number(cell) for cell in cells], np.float64)
+
+
+def _number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return np.nan
+
+
+def codes(column: pd.Series[Any], words: Sequence[str]) -> Integers:
+    """Return which of the words every cell is, by itself; −1 where it is none.
+
+    A cell that is stored as a number is a word that reads as the same number: 1 and 1.0 are both "1".
+    """
+    kind = column.dtype
+    if pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind):
+        values, found = numbers(column), np.full(len(column), -1)
+        for code, word in reversed(list(enumerate(words))):
+            found[values == _number(word)] = code
+        return found
+    known = {word: code for code, word in enumerate(words)}
+    missing = column.isna().to_numpy()
+    cells = column.to_numpy(object)
+    return np.array(
+        [-1 if gone else known.get(str(cell), -1) for cell, gone in zip(cells, missing, strict=True)],
+        np.int64,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +81,7 @@ class Columns:
     def _number(self, column: pd.Series[float], low: float, high: float, *, where: str) -> Floats:
         if not low < high:
             raise DataCorrupt(f"bounds of {column.name!r}: expected low < high, got [{low}, {high}]")
-        values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        values = numbers(column)
         missing = ~np.isfinite(values)
         strange = missing & column.notna().to_numpy()
         refused = strange if self.gaps else missing
@@ -50,14 +90,14 @@ class Columns:
             raise DataCorrupt(
                 f"{where}: column {column.name!r}, record {row}: {column.iloc[row]!r} is not a finite number"
             )
-        scaled = 2 * (np.clip(values, low, high) - low) / (high - low) - 1
+        scaled = mapped(np.where(missing, low, values), low, high)
         scaled[missing] = 0
         columns = [scaled, missing] if self.gaps else [scaled]
         return np.stack(columns, axis=1).astype(np.float32)
 
     def _category(self, column: pd.Series[str], values: Sequence[str], where: str) -> Floats:
-        codes = pd.Index(list(values)).get_indexer(pd.Index(column.astype("string")))
-        unknown = (codes < 0) & ~(column.isna().to_numpy() if self.gaps else np.zeros(len(column), bool))
+        found = codes(column, values)
+        unknown = (found < 0) & ~(column.isna().to_numpy() if self.gaps else np.zeros(len(column), bool))
         if unknown.any() and not self.lenient:
             row = int(np.flatnonzero(unknown)[0])
             raise DataCorrupt(
@@ -65,9 +105,18 @@ class Columns:
                 f"{', '.join(values)}"
             )
         chosen = np.zeros((len(column), len(values)), np.float32)
-        known = codes >= 0
-        chosen[np.flatnonzero(known), codes[known]] = 1
+        known = found >= 0
+        chosen[np.flatnonzero(known), found[known]] = 1
         return chosen
+
+
+def mapped(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.float64]:
+    """Clip to [low, high] and map to [−1, 1].
+
+    In double precision and with bounds within ±1e30, every number but NaN becomes a finite one.
+    """
+    result: NDArray[np.float64] = 2 * ((np.clip(values, low, high) - low) / (high - low)) - 1
+    return result
 
 
 def every_nth(count: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:

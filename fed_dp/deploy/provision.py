@@ -218,6 +218,11 @@ trainers = ["sgd", "psgd", "dpa", "pcdbn", "adlm", "ilm", "svm"]
 upload_fraction = 1.0          # θ_u
 bound = 1000.0                 # γ
 without_noise = false          # whether it takes part in experiments that protect nobody
+rounds = 10000                 # these bound the time and memory that an experiment takes here
+clients = 10000
+local_epochs = 100
+steps = 10000                  # of a round
+width = 4096                   # of a layer, or of the classes
 
 [share]                        # what the server learns beside uploads; no noise protects it
 records = true                 # their number; without it, all sites weigh the same

@@ -11,7 +11,7 @@ import numpy as np
 from fed_dp import data, seeds
 from fed_dp.data import partition
 from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
-from fed_dp.errors import ConfigError, PartitionError, RunError
+from fed_dp.errors import ConfigError, DataCorrupt, PartitionError, RunError
 from fed_dp.experiment.schema import Data, Dirichlet, Experiment, FixedFraction, Natural, Shards
 
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once
@@ -79,6 +79,11 @@ def at_site(experiment: Experiment, *, path: Path, client: int, strict: bool = F
     """
     options = replace(folder_options(_own_folder(experiment, path)), lenient=not strict)
     train = data.read_part("train", options)
+    if strict and (lines := len(data.read_part("train", replace(options, lenient=True)))) != len(train):
+        raise DataCorrupt(
+            f"{path}: {len(train)} training records on {lines} lines; a deployed site takes each line for "
+            "one record: expected no blank lines, and no line breaks within quotes"
+        )
     tested = data.has_part("test", options)
     test = data.read_part("test", options) if tested else train  # which are never scored
     dataset = DataSet("folder", train, test, options.count, *identity())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
@@ -85,6 +84,7 @@ Bounds = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
 EMBEDDED = ("digits", "health-daily", "health-weekly")  # these have no files
+LARGEST_BOUND = 1e30  # of a column: beyond it, scaling could overflow for some records and not for others
 FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "gaps", "test_fraction")
 
 
@@ -117,8 +117,10 @@ class Data(Section):
     def _statements_make_sense(self) -> Data:
         pairs = self.bounds if isinstance(self.bounds, dict) else {"every input": self.bounds}
         for name, pair in pairs.items():
-            if pair is not None and not -math.inf < pair[0] < pair[1] < math.inf:
-                raise ValueError(f"data.bounds of {name} = {list(pair)}: expected low < high, both finite")
+            if pair is not None and not -LARGEST_BOUND <= pair[0] < pair[1] <= LARGEST_BOUND:
+                raise ValueError(
+                    f"data.bounds of {name} = {list(pair)}: expected low < high, within ±{LARGEST_BOUND:g}"
+                )
         lists = {f"categories.{name}": words for name, words in self.categories.items()}
         lists |= {"classes": self.classes} if isinstance(self.classes, tuple) else {}
         for name, words in lists.items():

@@ -20,6 +20,7 @@ ROUND, RECORDS, EVENTS, MARK, DEVICE = "round", "records", "events", "mark", "de
 PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config …
 SIMULATED = "simulated"  # … where our own Grid says that it is a virtual one
 SCORES = "scores"  # of what a site says of itself: whether it tells how well a model does there
+REFUSED = "refused"  # … and why its own file does not allow the experiment
 SITE = "site"  # of a node's own config: a deployed site's own file
 LEDGER = "ledger"  # of a node's own config: a deployed site's file; of its state: a virtual client's account
 WIRE = "fed_dp.sharing.codec"  # Flower's name of how an array is written

@@ -43,9 +43,12 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, experiment: Experiment) -> RunFolder:
-        """Make a new folder and write the experiment into it."""
+        """Make a new folder and write the experiment into it.
+
+        One that was stopped before its experiment was written holds nothing, and is used again.
+        """
         try:
-            (path / "checkpoint").mkdir(parents=True)
+            (path / "checkpoint").mkdir(parents=True, exist_ok=_is_empty(path))
             text = f"# resolved; digest {experiment.digest}\n{tomli_w.dumps(experiment.tables())}"
             write_atomically(path / "experiment.toml", text.encode())
         except OSError as error:
@@ -190,6 +193,12 @@ def new_path(root: Path, name: str) -> Path:
         if not (path := root / (stem + suffix)).exists():
             return path
     raise RunError(f"{root} is full of folders called {stem}")
+
+
+def _is_empty(path: Path) -> bool:
+    """Return whether a folder holds nothing but what comes before the experiment."""
+    begun = {"checkpoint", "experiment.toml.part"}
+    return path.is_dir() and not any(path.glob("checkpoint/*")) and {p.name for p in path.iterdir()} <= begun
 
 
 @contextmanager

@@ -98,7 +98,8 @@ class SiteStrategy(Strategy):
         self.weights = weights
         self.sites = tuple(sites)
         self.fraction, self.quorum, self.seed = fraction, quorum, seed
-        self.counted = all(site.records for site in self.sites if site.node)  # else all weigh the same
+        # Else all weigh the same.
+        self.counted = all(site.records for site in self.sites if site.node and not site.refuses)
         self.agreements = agreements or [None] * len(self.sites)
         self.marks = [""] * len(self.sites)  # of each site's ledger, as last seen
         self.booked: set[tuple[int, int, str]] = set()  # whose events of which turn, under which mark

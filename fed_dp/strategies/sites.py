@@ -31,6 +31,7 @@ class Site:
     ledger: str = ""
     name: str = ""
     scores: bool = False  # whether it tells how well a model does on its own test records
+    refuses: bool = False  # whether its own file does not allow the experiment; then it told no number
 
 
 def discover(
@@ -81,7 +82,8 @@ def discover(
         else:
             told = reply.content.config_records.get(names.CONFIG, ConfigRecord())
             ledger = str(told.get(names.LEDGER, ""))[:100]
-            sites[client] = Site(node, client, records, ledger, name, told.get(names.SCORES) is True)
+            scores, refuses = told.get(names.SCORES) is True, names.REFUSED in told
+            sites[client] = Site(node, client, records, ledger, name, scores, refuses)
     if len(sites) < quorum:
         reason = problems[0] if problems else "no answer in time"
         raise RunError(f"{len(sites)} of {expected} clients are ready: {reason}")

@@ -67,7 +67,7 @@ def made(*settings: str) -> Experiment:
         (["privacy.variant=paper"], ["privacy.variant = 'paper'", "'sgd' adds no noise"]),
         (["privacy.noise_source=secure"], ["privacy.noise_source = 'secure'", "'sgd' adds no noise"]),
         (["data.path=/tmp"], ["data.path = '/tmp'", "embedded"]),
-        ([*FOLDER, "data.classes=2", "data.bounds=[0, inf]"], ["every input = [0.0, inf]", "finite"]),
+        ([*FOLDER, "data.classes=2", "data.bounds=[0, inf]"], ["every input = [0.0, inf]", "within ±1e+30"]),
         ([*FOLDER, "data.classes=2", "data.bounds={a=[2, 1]}"], ["bounds of a = [2.0, 1.0]", "low < high"]),
         ([*FOLDER, "data.bounds=[0, 1]", 'data.classes=["a", "a"]'], ["data.classes = ['a', 'a']", "differ"]),
         ([*PRIVATE, "privacy.budget_epsilon=inf"], ["privacy.budget_epsilon = inf", "less than or equal"]),
