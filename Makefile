@@ -9,14 +9,24 @@ export FLWR_TELEMETRY_ENABLED ?= 0
 export FLWR_DISABLE_UPDATE_CHECK ?= 1
 export RAY_USAGE_STATS_ENABLED ?= 0
 
-.PHONY: run test check bench bench-peers compare docs deploy-demo format clean
+.PHONY: run test test-all coverage check bench bench-peers compare docs deploy-demo format clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/installed ## the main job: federated runs on embedded data, and a report
 	@$(BIN)/fed-dp simulate digits
 
-test: $(VENV)/installed-dev ## all tests but the slow experiments
-	@$(BIN)/python -m pytest
+test: $(VENV)/installed-dev ## every behaviour once, on two processes
+	@$(BIN)/python -m pytest -n 2 -rs
+
+test-all: $(VENV)/installed-dev ## all cases of all tests but those marked slow; more random examples
+	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -rs -m 'not slow'
+
+coverage: $(VENV)/installed-dev ## what share of the lines the tests run; fails below the limits
+	@rm -f .coverage .coverage.*
+	@$(BIN)/python -m pytest -n 2 --cov --cov-report=
+	@$(BIN)/coverage report --skip-covered --fail-under=90
+	@for part in mechanisms accounting sharing; do \
+	  $(BIN)/coverage report --include="fed_dp/$$part/*" --fail-under=95 | tail -1 | sed "s/^TOTAL/$$part/" || exit 1; done
 
 check: $(VENV)/installed-dev ## style, types, layers
 	@$(BIN)/ruff check .

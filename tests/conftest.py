@@ -2,21 +2,65 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from fed_dp.data import SOURCES, folder_of
 from fed_dp.experiment import Experiment, build
+from fed_dp.models import use_one_thread
 
+# The same examples in every run of `make test`; fresh ones, and more of them, in `make test-all`.
+settings.register_profile("steady", deadline=None, derandomize=True, database=None)
+settings.register_profile("thorough", deadline=None, max_examples=300, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+use_one_thread()  # as every client does: test processes share the cores
+# Ray and Flower's simulation on it would join whatever cluster they find: another test's, or a dying one.
+os.environ["RAY_ADDRESS"] = "local"
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+# Modules whose tests share a cluster, a federation or a comparison: one process runs all of a module.
+SHARING = (
+    "tests/e2e/test_deploy.py",
+    "tests/e2e/test_report_page.py",
+    "tests/faults/test_ledger_crash.py",
+    "tests/simulations/test_cluster.py",
+    "tests/simulations/test_ray.py",
+)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Hand out tests one by one, but those that share something together, and these first."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            module = nodeid.partition("::")[0]
+            return module if module in SHARING else nodeid
+
+    return Scheduler(config, log)
+
+
+def some(values: Sequence[Any], kept: Sequence[Any]) -> list[Any]:
+    """Cases of a test: those kept are run by `make test`, all by `make test-all`."""
+    rest = [v for v in values if v not in kept]
+    marked = [
+        pytest.param(*(v if isinstance(v, tuple) else (v,)), marks=pytest.mark.exhaustive) for v in rest
+    ]
+    return [*kept, *marked]
 
 
 def small(kind: str = "sgd", **changes: Any) -> Experiment:
@@ -57,19 +101,32 @@ def needs() -> Callable[[str], None]:
     return check
 
 
+def in_process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run fed-dp in a folder, in this process: nothing is imported again."""
+    from fed_dp.cli import main
+    from fed_dp.experiment.federation import _LOADED
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as for a user
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["fed-dp", *arguments])
+        for name, value in {"COLUMNS": "200", **environment}.items():
+            patch.setenv(name, value)
+        _LOADED.clear()  # as a new process would
+        with redirect_stdout(out), redirect_stderr(err):
+            try:
+                main()
+            except SystemExit as end:
+                code = int(end.code or 0)
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
 @pytest.fixture
 def cli(tmp_path: Path) -> Cli:
-    """Run fed-dp as a user would, in an empty folder."""
+    """Run fed-dp in an empty folder."""
 
-    def run(*arguments: str, timeout: float = 120, **environment: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fed_dp.cli", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "COLUMNS": "200", **environment},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return in_process(tmp_path, *arguments, **environment)
 
     return run

@@ -16,7 +16,7 @@ BROKEN = [
     ("adlm", "paper_as_released", {"trials": 60, "epsilon": 0.3}),
     ("ilm", "paper_as_released", {"trials": 60, "epsilon": 0.3}),
     ("dpa", "paper_as_printed", {"trials": 60, "epsilon": 0.5}),
-    ("dpa", "paper_as_released", {"trials": 30, "epsilon": 0.1}),
+    ("dpa", "paper_as_released", {"trials": 20, "epsilon": 0.1}),
     ("svm", "paper_as_printed", {"trials": 200}),
 ]
 

@@ -18,7 +18,7 @@ from fed_dp.experiment.federation import federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.mechanisms.noise import _grid
-from tests.conftest import small
+from tests.conftest import small, some
 
 CLIP = 1.0
 
@@ -83,7 +83,7 @@ def test_one_record_moves_the_sum_by_no_more_than_the_clip() -> None:
     assert 0.99 < most_moved() <= 1.0
 
 
-@pytest.mark.parametrize("factor", [1.01, 1e6])
+@pytest.mark.parametrize("factor", some([1.01, 1e6], [1.01]))
 def test_it_fails_where_gradients_are_clipped_less(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     original = ExactOptimizer.add
 

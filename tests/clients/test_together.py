@@ -28,9 +28,10 @@ from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import RunFolder
 from fed_dp.strategies.site_strategy import record
-from tests.conftest import private_selection, small
+from tests.conftest import private_selection, small, some
 
 SHAPE = (1, 8, 8)
+ALL_OPTIONS = {"momentum": 0.5, "weight_decay": 0.1, "local_epochs": 2}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,11 +73,11 @@ def same(ours: Sequence[Fit], theirs: Sequence[Fit], within: float) -> None:
 # ------------------------------------------------------------------------------------ trainers
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", some([1, 2, 3], [1]))
 @pytest.mark.parametrize("model", ["linear", "small-mlp", "dssgd-mlp", "small-cnn", "patch-cnn"])
 @pytest.mark.parametrize(
     "options",
-    [{}, {"momentum": 0.5}, {"weight_decay": 0.1}, {"momentum": 0.5, "weight_decay": 0.1, "local_epochs": 2}],
+    some([{}, {"momentum": 0.5}, {"weight_decay": 0.1}, ALL_OPTIONS], [{}, ALL_OPTIONS]),
 )
 def test_sgd_together_equals_the_loop(options: dict[str, Any], model: str, seed: int) -> None:
     config = Sgd(learning_rate=0.1, batch_size=9, learning_rate_decay=0.1, **options)
@@ -86,7 +87,7 @@ def test_sgd_together_equals_the_loop(options: dict[str, Any], model: str, seed:
     same(together.fit_together(given), alone(loop, given), within=2e-6)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", some([1, 2, 3], [1]))
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("model", ["linear", "small-mlp", "dssgd-mlp"])
 def test_psgd_together_equals_opacus(model: str, momentum: float, seed: int) -> None:
@@ -102,7 +103,7 @@ def test_psgd_together_equals_opacus(model: str, momentum: float, seed: int) -> 
     same(fits[1], fits[0], within=2e-5)
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", some([1, 2, 3], [1]))
 @pytest.mark.parametrize("model", ["small-cnn", "patch-cnn", "small-mlp"])
 def test_gradients_by_vmap_equal_those_of_hooks(model: str, seed: int) -> None:
     net = FlatNetwork(model, SHAPE, 10)
@@ -130,8 +131,8 @@ def test_gradients_by_vmap_also_of_a_network_that_orders_its_memory() -> None:
 
 @pytest.mark.parametrize("kind", ["sgd", "psgd"])
 @pytest.mark.parametrize("model", ["linear", "small-mlp", "dssgd-mlp"])
-@pytest.mark.parametrize("inputs", [4, 8, 13, 25, 64, 257, 784])
-@pytest.mark.parametrize("classes", [2, 3, 5, 10])
+@pytest.mark.parametrize("inputs", some([4, 8, 13, 25, 64, 257, 784], [4, 25, 784]))
+@pytest.mark.parametrize("classes", some([2, 3, 5, 10], [2, 10]))
 def test_a_perceptrons_numbers_do_not_depend_on_who_is_trained_beside_it(
     classes: int, inputs: int, model: str, kind: str
 ) -> None:
@@ -194,7 +195,7 @@ def last_weights(path: Path) -> np.ndarray:
     return latest[1]["weights"]
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", some([1, 2, 3], [1]))
 @pytest.mark.parametrize("kind", ["sgd", "psgd", "dssgd", "sparse_vector", "cnn"])
 def test_a_run_together_ends_where_the_loop_does(kind: str, seed: int, tmp_path: Path) -> None:
     found = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fed_dp.errors import ConfigError
 from fed_dp.experiment.comparing import EPSILONS, REFERENCES, Plan, plan
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
+from tests.clock import Immediate
 
 FILE = """
 rounds = 2
@@ -126,6 +128,12 @@ def test_mistakes_are_one_line(
     assert "\n" not in str(caught.value)
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cells run in this process: starting another takes longer than the cells of a test."""
+    monkeypatch.setattr(running, "_pool", lambda jobs: nullcontext(Immediate()))
+
+
 def small_plan(tmp_path: Path) -> Plan:
     return plan(written(tmp_path), epsilons=[4], seeds=2)
 
@@ -143,9 +151,8 @@ def test_cells_run_in_parallel_are_kept_and_equal_a_run_alone(tmp_path: Path) ->
     assert summary["privacy"] == alone.summary["privacy"]
 
 
-def test_only_results_of_the_same_versions_and_records_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_only_results_of_the_same_versions_and_records_are_kept(tmp_path: Path) -> None:
     cells = [cell for cell in small_plan(tmp_path).cells if cell.variant == "centralised"][:1]
     [first] = run_cells(cells, root=tmp_path)
     folder = tmp_path / CACHE / first.cell.experiment.digest[:20]
@@ -168,6 +175,7 @@ def test_only_results_of_the_same_versions_and_records_are_kept(
     assert not (folder / "old").exists()
 
 
+@pytest.mark.usefixtures("here")
 def test_folds_are_kept_and_what_cannot_be_resumed_begins_again(tmp_path: Path) -> None:
     folded = plan(written(tmp_path), epsilons=[4], seeds=1, settings=["data.folds=3", "data.fold=1"])
     cells = [cell for cell in folded.cells if cell.variant in ("mine", "centralised")]
@@ -182,6 +190,7 @@ def test_folds_are_kept_and_what_cannot_be_resumed_begins_again(tmp_path: Path) 
     assert mended.summary == again[-1].summary | {"seconds": mended.summary["seconds"]}
 
 
+@pytest.mark.usefixtures("here")
 def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     planned = small_plan(tmp_path)
     cells = [replace(c) for c in planned.cells if c.variant in ("mine", "centralised")]
@@ -241,6 +250,7 @@ def test_holm_adjusts_in_order() -> None:
     assert holm([]) == []
 
 
+@pytest.mark.usefixtures("here")
 def test_a_comparison_leaves_a_report_and_the_same_numbers_everywhere(tmp_path: Path) -> None:
     told: list[Done] = []
     folder, found = compare(

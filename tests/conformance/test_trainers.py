@@ -9,13 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fed_dp import seeds
 from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Fit, Site, State, Trainer
+from fed_dp.clients.trainer import Fit, Releasing, Site, Trainer
+from fed_dp.data.dataset import Integers
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import federation
 from fed_dp.experiment.release import agreement
-from fed_dp.models import Evaluator, Vector, initial_weights
+from fed_dp.experiment.start import starting_weights
+from fed_dp.mechanisms import SimulationNoise
+from fed_dp.models import Evaluator, Vector
 from tests.conftest import small
+
+BUDGET = {"budget_epsilon": 4.0, "delta": 1e-5}
 
 
 def paper(name: str, model: dict[str, Any], **options: Any) -> Experiment:
@@ -23,6 +29,19 @@ def paper(name: str, model: dict[str, Any], **options: Any) -> Experiment:
     return small(model=model, trainer={"name": name, "perturb": False, **options})
 
 
+def as_claimed(name: str, model: dict[str, Any], variant: str = "paper") -> Experiment:
+    """A paper's form with its noise."""
+    return small(model=model, trainer={"name": name}, privacy={"budget_epsilon": 4.0, "variant": variant})
+
+
+def proved(name: str, model: dict[str, Any], **changes: Any) -> Experiment:
+    """What is released once, by stages, and followed without records."""
+    return small(**{"model": model, "trainer": {"name": name}, "privacy": BUDGET, "rounds": 4, **changes})
+
+
+PUBLIC = {"data": {"public_records": 200}}
+AUTO_ENCODER, CDBN = {"name": "auto-encoder", "hidden": 12}, {"name": "cdbn", "filters": 2, "hidden": 8}
+ADLM_CNN = {"name": "adlm-cnn", "filters": 2, "hidden": 6}
 TRAINERS = {
     "sgd": small("sgd"),
     "sgd, selective": small(trainer={"name": "sgd", "learning_rate": 0.2, "update_fraction": 0.1}),
@@ -31,11 +50,24 @@ TRAINERS = {
     "psgd on scattering": small("psgd", model={"name": "scattering-linear"}),
     "sgd on scattering": small("sgd", model={"name": "scattering-linear"}),
     "psgd, patch cnn": small("psgd", model={"name": "patch-cnn", "filters": 4}),
-    "dpa, exact": paper("dpa", {"name": "auto-encoder", "hidden": 12}, truncate=False),
-    "dpa, truncated": paper("dpa", {"name": "auto-encoder", "hidden": 12}),
-    "adlm": paper("adlm", {"name": "adlm-cnn", "filters": 2, "hidden": 6}),
-    "ilm, exact": paper("ilm", {"name": "adlm-cnn", "filters": 2, "hidden": 6}, truncate=False),
-    "pcdbn, truncated": paper("pcdbn", {"name": "cdbn", "filters": 2, "hidden": 8}),
+    "dpa, exact": paper("dpa", AUTO_ENCODER, truncate=False),
+    "dpa, truncated": paper("dpa", AUTO_ENCODER),
+    "adlm": paper("adlm", ADLM_CNN),
+    "ilm, exact": paper("ilm", ADLM_CNN, truncate=False),
+    "pcdbn, truncated": paper("pcdbn", CDBN),
+    "dpa, claimed": as_claimed("dpa", AUTO_ENCODER),
+    "dpa, as printed": as_claimed("dpa", AUTO_ENCODER, "paper_as_printed"),
+    "pcdbn, claimed": as_claimed("pcdbn", CDBN),
+    "adlm, claimed": as_claimed("adlm", ADLM_CNN),
+    "ilm, as released": as_claimed("ilm", ADLM_CNN, "paper_as_released"),
+    "dpa, statistics": proved("dpa", {"name": "random-features", "features": 40}),
+    "dpa, learnt": proved("dpa", {"name": "private-pca", "features": 40, "components": 12}),
+    "dpa, pure": proved("dpa", {"name": "unit-linear"}, privacy={"budget_epsilon": 4.0}),
+    "pcdbn, statistics": proved("pcdbn", {"name": "patch-filters", "filters": 4, "components": 30}),
+    "adlm, class sums": proved("adlm", {"name": "class-sums"}, **PUBLIC),
+    "ilm, statistics": proved("ilm", {"name": "relevant-scattering", "features": 40}),
+    "svm, hybrid": proved("svm", {"name": "rbf", "features": 40}, **PUBLIC),
+    "svm, pure": proved("svm", {"name": "rbf", "features": 40}, privacy={"budget_epsilon": 4.0}, **PUBLIC),
 }
 QUICK = [name for name, experiment in TRAINERS.items() if experiment.trainer.name in ("sgd", "psgd")]
 PRIVATE = [name for name, experiment in TRAINERS.items() if experiment.private]
@@ -50,16 +82,33 @@ class Bench:
         self.data = self.members.dataset
         self.network = (experiment.model.name, self.data.shape, self.data.classes)
         self.options = experiment.network
-        self.start: Vector = initial_weights(*self.network, seed=experiment.seed, options=self.options)
+        self.start: Vector = starting_weights(experiment, self.members)
+        self.agreed = agreement(experiment, client=0, size=self.start.size)
+        self.last = len(self.agreed.stages) if self.agreed and self.agreed.stages else 1  # stage, and round
 
     def trainer(self) -> Trainer:
         return make_trainer(self.experiment, self.data)[0]
 
     def fit(
-        self, trainer: Trainer, *, client: int = 0, turn: int = 1, seed: int = 3, state: State | None = None
+        self,
+        trainer: Trainer,
+        *,
+        client: int = 0,
+        turn: int = 0,
+        seed: int = 3,
+        y: Integers | None = None,
+        start: Vector | None = None,
     ) -> Fit:
-        x, y = self.members.client(client)
-        return trainer.fit(self.start.copy(), Site(x, y, client, turn, seed), state or {})
+        """Train as the ClientApp does: one that releases does that first, and goes on without records."""
+        turn, weights = turn or self.last, self.start.copy() if start is None else start
+        x, labels = self.members.client(client)
+        site = Site(x, labels if y is None else y, client, turn, seed)
+        if self.agreed is None or not isinstance(trainer, Releasing):
+            return trainer.fit(weights, site, {})
+        stage = trainer.stage(turn)
+        noise = SimulationNoise(seeds.generator(seed, "privacy noise", turn, client))
+        released = trainer.release(weights, site, stage, noise)
+        return trainer.follow(weights, released, stage, records=len(site.y))
 
 
 @pytest.fixture(params=TRAINERS)
@@ -89,11 +138,10 @@ def test_the_same_place_gives_the_same_bytes_in_a_used_and_in_a_fresh_trainer(be
 
 
 def test_round_client_and_seed_each_draw_anew(bench: Bench) -> None:
-    trainer = bench.trainer()
-    x, y = bench.members.client(0)
+    trainer, turn = bench.trainer(), bench.last
     changes = {
-        trainer.fit(bench.start, Site(x, y, client, turn, seed), {}).change.tobytes()
-        for client, turn, seed in ((0, 1, 3), (0, 2, 3), (1, 1, 3), (0, 1, 4))
+        bench.fit(trainer, client=client, turn=turn, seed=seed).change.tobytes()
+        for client, turn, seed in ((0, turn, 3), (0, turn + 1, 3), (1, turn, 3), (0, turn, 4))
     }
     assert len(changes) == 4
 
@@ -102,7 +150,7 @@ def test_neither_the_weights_nor_the_records_are_touched(bench: Bench) -> None:
     x, y = bench.members.client(0)
     weights = bench.start.copy()
     kept = [array.copy() for array in (x, y, weights)]
-    bench.trainer().fit(weights, Site(x, y, 0, 1, 3), {})
+    bench.fit(bench.trainer(), y=y, start=weights)
     assert all(map(np.array_equal, kept, (x, y, weights)))
 
 
@@ -122,15 +170,30 @@ def test_state_and_metrics_are_plain_numbers_that_survive_json(bench: Bench) -> 
 
 
 def test_a_trainer_spends_if_and_only_if_it_says_so(bench: Bench) -> None:
-    trainer = bench.trainer()
-    agreed = agreement(bench.experiment, client=0, size=bench.start.size)
-    assert trainer.spends == bench.experiment.private == (agreed is not None)
+    assert bench.trainer().spends == bench.experiment.private == (bench.agreed is not None)
 
 
 def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(private: Bench) -> None:
-    x, y = private.members.client(0)
+    _, y = private.members.client(0)
     trainer = private.trainer()
-    other = np.roll(y, 1)
-    one, two = (trainer.fit(private.start, Site(x, labels, 0, 1, 3), {}) for labels in (y, other))
+    one, two = (private.fit(trainer, y=labels) for labels in (y, np.roll(y, 1)))
     assert one.change.tobytes() != two.change.tobytes()
     assert dict(one.metrics) == dict(two.metrics)
+
+
+def test_every_trainer_and_each_of_its_forms_is_here() -> None:
+    from typing import get_args
+
+    from fed_dp.experiment import schema
+    from fed_dp.experiment.pairs import VARIANTS
+
+    known = {
+        get_args(kind.model_fields["name"].annotation)[0] for kind in get_args(get_args(schema.Trainer)[0])
+    }
+    here = {(e.trainer.name, e.privacy.variant if e.private else "none") for e in TRAINERS.values()}
+    assert {name for name, _ in here} == known
+    assert {name for name, variant in here if variant == "proved"} == set(schema.PRIVATE_TRAINERS)
+    assert {name for name, variant in here if variant.startswith("paper")} >= set(VARIANTS) - {
+        "sparse_vector",  # of a strategy
+        "svm",  # its paper's noise is that of the proved form, with another scale
+    }

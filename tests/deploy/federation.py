@@ -8,9 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,8 @@ from fed_dp.accounting import Budget, Ledger
 from fed_dp.deploy.node import free_ports
 from fed_dp.deploy.provision import Plan, provision
 from fed_dp.experiment import Experiment, build
+from tests.clock import HANG, wait_until
+from tests.conftest import in_process
 
 SITES = ("a", "b", "c")
 COLUMNS = [f"x{i}" for i in range(6)]
@@ -42,7 +41,7 @@ def tables(path: str = "/at-each-site", **changes: Any) -> dict[str, Any]:
         "name": "three",
         "seed": 7,
         "rounds": 3,
-        "round_timeout": 120.0,
+        "round_timeout": HANG,
         "clients": {"count": len(SITES)},
         "data": {
             "name": "folder",
@@ -76,6 +75,7 @@ class Federation:
         self.plan = Plan(SITES, Budget(epsilon, 1e-5), "127.0.0.1", port, control)
         provision(folder, self.plan)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._joined: dict[str, int] = {}  # how often a site had joined before it was started
         for k, name in enumerate(SITES):
             data = self.site(name) / "data"
             data.mkdir()
@@ -126,22 +126,12 @@ class Federation:
 
     # ------------------------------------------------------------------------ processes
 
-    def command(self, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "fed_dp.cli", "deploy", *arguments],
-            cwd=self.folder,
-            env={**os.environ, "COLUMNS": "200"},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-        )
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return in_process(self.folder, "deploy", *arguments)
 
-    def run(self, content: dict[str, Any], *more: str, timeout: float = 240) -> dict[str, Any]:
+    def run(self, content: dict[str, Any], *more: str) -> dict[str, Any]:
         """Run an experiment to its end; return its summary."""
-        done = self.command(
-            "run", self.experiment(content), "--server", str(self.server), "--json", *more, timeout=timeout
-        )
+        done = self.command("run", self.experiment(content), "--server", str(self.server), "--json", *more)
         assert done.returncode == 0, done.stderr + self.logs()
         summary: dict[str, Any] = json.loads(done.stdout)
         return summary
@@ -150,6 +140,7 @@ class Federation:
         """Start the server or sites, each in a process group of its own."""
         for name in names:
             kind, folder = ("server", self.server) if name == "server" else ("site", self.site(name))
+            self._joined |= {} if name == "server" else {name: self._joins(name)}
             arguments = ["deploy", kind, str(folder)] if program == "fed_dp.cli" else [str(folder)]
             with (self.folder / f"{name}.out").open("ab") as out:
                 self.processes[name] = subprocess.Popen(
@@ -169,28 +160,18 @@ class Federation:
                     os.kill(pid, signal.SIGKILL)
                 except ProcessLookupError:
                     pass
-            process.wait(20)
+            process.wait(HANG)
 
-    def stop(self) -> None:
-        """End everything, and see that nothing is left."""
+    def stop(self) -> list[int]:
+        """Ask everything to end; return the processes that are left."""
         family = [pid for process in self.processes.values() for pid in descendants(process.pid)]
         for process in self.processes.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for name in list(self.processes):
-            try:
-                self.processes[name].wait(25)
-                del self.processes[name]
-            except subprocess.TimeoutExpired:
-                self.kill(name)
-        deadline = time.monotonic() + 15
-        while (
-            left := [pid for pid in family if Path(f"/proc/{pid}").exists()]
-        ) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for process in self.processes.values():
+            process.wait(HANG)
+        self.processes.clear()
+        return [pid for pid in family if Path(f"/proc/{pid}").exists()]
 
     def said(self, name: str) -> str:
         path = self.folder / f"{name}.out"
@@ -203,21 +184,18 @@ class Federation:
         ]
         return "\n".join(f"== {path}\n{path.read_text()[-3000:]}" for path in found if path.is_file())
 
-    def wait_for_sites(self, count: int = len(SITES), timeout: float = 90) -> None:
-        wait_until(lambda: self._online() >= count, timeout, lambda: self.logs())
+    def wait_for_sites(self, count: int = len(SITES)) -> None:
+        """Wait until all that were started have joined. A killed one counts as online for a while."""
+        wait_until(lambda: all(self._joins(name) > n for name, n in self._joined.items()), self.logs)
+        wait_until(lambda: self._online() >= count, self.logs)
+
+    def _joins(self, name: str) -> int:
+        log = self.site(name) / "site.log"
+        return log.read_text(errors="replace").count("SuperNode ID:") if log.is_file() else 0
 
     def _online(self) -> int:
         done = self.command("status", str(self.server), "--json")
         return sum(site["online"] is True for site in json.loads(done.stdout)["sites"])
-
-
-def wait_until(
-    condition: Callable[[], bool], timeout: float, why: Callable[[], str] = lambda: "", every: float = 0.1
-) -> None:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, f"nothing within {timeout} s\n{why()}"
-        time.sleep(every)
 
 
 def descendants(pid: int) -> list[int]:

@@ -15,6 +15,7 @@ from uuid import uuid4
 import pytest
 
 from fed_dp.accounting import Event, Ledger, SparseVector
+from tests.clock import HANG
 from tests.conftest import Cli
 
 pytestmark = pytest.mark.e2e
@@ -50,6 +51,21 @@ def error_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     return lines[0]
+
+
+def test_the_installed_program_prints_results_and_one_line_for_a_mistake(tmp_path: Path) -> None:
+    """Everything else runs in the tests' own process."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [str(Path(sys.executable).parent / "fed-dp"), *arguments]
+        return subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=HANG, check=False
+        )
+
+    assert run("--version").stdout.startswith("fed-dp ")
+    done = run("simulate", "nothing")
+    assert done.returncode == 2
+    assert "nothing" in error_line(done)
 
 
 def test_help_helps(cli: Cli) -> None:
@@ -184,7 +200,7 @@ def test_experiments_and_data_are_listed(cli: Cli, tmp_path: Path) -> None:
 
 
 def wait_for_round(folder: Path, turn: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + HANG
     while time.monotonic() < deadline and process.poll() is None:
         for path in folder.glob("*/metrics.jsonl"):
             if path.read_text().count("\n") >= turn:
@@ -223,10 +239,12 @@ def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
     how: signal.Signals, cli: Cli, experiment: str, tmp_path: Path
 ) -> None:
     settings = ["-s", "rounds=25", "-s", "trainer.local_epochs=3"]
+    engine = "ray" if how == signal.SIGKILL else "in-process"
+    more = [*settings, "--runs", "cut", "--engine", engine]
     expected = json.loads(cli("simulate", experiment, *settings, "--engine", "in-process", "--json").stdout)
     mark = f"FED_DP_TEST={uuid4()}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "fed_dp.cli", "simulate", experiment, *settings, "--runs", "cut"],
+        [sys.executable, "-m", "fed_dp.cli", "simulate", experiment, *more],
         cwd=tmp_path,
         env={**os.environ, **dict([mark.split("=")])},
         stdout=subprocess.PIPE,
@@ -236,14 +254,14 @@ def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
         preexec_fn=heed_interrupts,
     )
     wait_for_round(tmp_path / "cut", 2, process)
-    assert ray_processes(mark)
+    assert bool(ray_processes(mark)) == (engine == "ray")
     os.killpg(process.pid, how) if how == signal.SIGINT else process.send_signal(how)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG)
     if how != signal.SIGKILL:
         assert process.returncode == 130, output
         assert "--resume" in output
     assert "Traceback" not in output
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + HANG
     while ray_processes(mark) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert ray_processes(mark) == []

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import HANG
 from tests.comparison.test_comparing import FILE
 from tests.conftest import Cli
 from tests.e2e.test_cli import error_line, heed_interrupts
@@ -22,7 +23,7 @@ DEFAULT = {"psgd", "dssgd-svt", "dssgd-psgd", "dpa", "pcdbn", "adlm", "ilm", "sv
 
 
 def test_the_quick_comparison_has_all_mechanisms_at_two_epsilon(cli: Cli, tmp_path: Path) -> None:
-    done = cli("compare", "--quick", "--json", timeout=290)
+    done = cli("compare", "--quick", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["epsilons"] == [1.0, 8.0]
@@ -41,7 +42,7 @@ def test_the_quick_comparison_has_all_mechanisms_at_two_epsilon(cli: Cli, tmp_pa
     psgd = {row["epsilon"]: row["accuracy"]["mean"] for row in private if row["variant"] == "psgd"}
     assert psgd[8.0] > psgd[1.0]
     assert "38/38" in done.stderr
-    again = cli("compare", "--quick", timeout=120)
+    again = cli("compare", "--quick")
     assert again.returncode == 0
     assert again.stdout.count("(kept)") == 38
     assert "one participant, replace one, δ = 1e-05: dssgd-svt" in again.stdout
@@ -66,11 +67,11 @@ def test_a_stopped_comparison_goes_on_and_leaves_no_process(cli: Cli, tmp_path: 
         if line.startswith("2/"):
             break
     os.killpg(process.pid, signal.SIGINT)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=HANG)
     assert process.returncode == 130, output
     assert "the same command goes on where it was" in output
     assert "Traceback" not in output
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + HANG
     while (left := _marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert left == []

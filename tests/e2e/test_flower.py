@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +16,10 @@ import pytest
 from fed_dp.experiment import load_experiment
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
+from tests.clock import HANG, wait_until
 from tests.simulations.test_simulate import run, weights
 
-pytestmark = [pytest.mark.e2e, pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.e2e, pytest.mark.ray]
 
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
@@ -31,6 +31,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture
@@ -61,12 +66,7 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
             start_new_session=True,
         )
     try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.2)
+        wait_until(lambda: listens(port), (tmp_path / "superlink.log").read_text)
         yield environment
     finally:
         os.killpg(link.pid, signal.SIGTERM)
@@ -77,7 +77,7 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
             link.wait(20)
 
 
-@pytest.mark.parametrize("more", [[], IN_TURN])
+@pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.exhaustive), IN_TURN])
 def test_all_three_engines_give_the_same_result(
     flower: dict[str, str], tmp_path: Path, more: list[str]
 ) -> None:
@@ -94,7 +94,7 @@ def test_all_three_engines_give_the_same_result(
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANG,
         check=False,
     )
     log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()

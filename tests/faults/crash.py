@@ -1,9 +1,10 @@
 """A site that is killed at any line between a question and its answer. Run by test_ledger_crash.
 
-`python -m tests.faults.crash FOLDER KILLS [MUTANT]` asks one question after the other of a real
-ClientApp with a real ledger. Each is answered in a forked process that kills itself (SIGKILL) at a line
-of the privacy path, then asked again of one that lives. What leaves comes through a pipe. It prints
-what was found, as JSON.
+`python -m tests.faults.crash FOLDER KILLS` asks one question after the other of a real ClientApp with a
+real ledger. Each is answered in a forked process that kills itself (SIGKILL) at a line of the privacy
+path, at an instruction of SQLite's, or when it has sent; then it is asked again of one that lives. What
+leaves comes through a pipe. It prints what was found, as JSON: of the books as they are, and of each
+mutant of them.
 """
 
 from __future__ import annotations
@@ -11,11 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import random
 import signal
 import sqlite3
 import sys
-import threading
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 
 import fed_dp
 from fed_dp.accounting import Account, Budget, Event, Ledger
+from fed_dp.accounting import ledger as ledger_module
 from fed_dp.clients import app as client_app
 from fed_dp.clients.books import Answer, Question, SiteBooks
 from fed_dp.experiment import Experiment, build, to_run_config
@@ -56,22 +56,40 @@ def experiment() -> Experiment:
     )
 
 
-class Stop:
-    """Kill this very process at the n-th line of the watched files, from where it begins to charge."""
+Place = tuple[str, int]  # where to die: how many lines after an event, or at which instruction of SQLite's
+EVENTS = {("call", "Ledger.charge"): "charge", ("return", "Ledger.keep"): "kept"}
 
-    def __init__(self, line: int) -> None:
-        self.line, self.seen, self.before = line, 0, 0
+
+class Stop:
+    """Count lines of the watched files since the last event, and SQLite's instructions; die at a place."""
+
+    def __init__(self, place: Place | None) -> None:
+        self.place, self.event = place, "start"
+        self.seen: Counter[str] = Counter()
 
     def __call__(self, frame: FrameType, kind: str, argument: Any) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
             return None
-        if kind == "call" and frame.f_code.co_qualname == "Ledger.charge":
-            self.before, self.seen = self.seen, 0
+        if kind in ("call", "return"):
+            self.event = EVENTS.get((kind, frame.f_code.co_qualname), self.event)
         if kind == "line":
-            self.seen += 1
-            if self.seen == self.line:
-                os.kill(os.getpid(), signal.SIGKILL)
+            self.count(self.event)
         return self
+
+    def count(self, what: str) -> None:
+        self.seen[what] += 1
+        if (what, self.seen[what]) == self.place:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def watch_sqlite(self) -> None:
+        connect = ledger_module._connect
+
+        def watched(*arguments: Any) -> sqlite3.Connection:
+            db = connect(*arguments)
+            db.set_progress_handler(lambda: self.count("sqlite"), 1)
+            return db
+
+        ledger_module._connect = watched
 
 
 def watch_noise(path: Path, into: int) -> None:
@@ -91,38 +109,43 @@ def watch_noise(path: Path, into: int) -> None:
     SecureNoise._add = noted  # type: ignore[method-assign]
 
 
-def ask(path: Path, turn: int, *, line: int | None = None, after: float = 0.0) -> tuple[str, list[int]]:
-    """Ask in a forked process; return the digest of what left it ("" for nothing) and its lines.
+def ask(path: Path, turn: int, place: Place | None = None) -> tuple[str, Counter[str]]:
+    """Ask in a forked process; return the digest of what left it ("" for nothing) and what was counted.
 
-    It is killed at a line (0: never, but lines before and since the charge are counted), or after
-    some seconds, or lives.
+    It dies at a place, or lives. "sent" is a place, too.
     """
     site = Deployed(experiment(), path)
     out, into = os.pipe()
     if (child := os.fork()) == 0:
         watch_noise(path, into)
-        stop = Stop(line or 0)
-        if line is not None:
+        stop = Stop(place)
+        if place is not None:
+            stop.watch_sqlite()
             sys.settrace(stop)
         reply = site.answer(turn)
         sys.settrace(None)
         data = reply.content.array_records[names.ARRAYS][names.CHANGE].data
         os.write(into, hashlib.sha256(data).hexdigest().encode())
-        os.write(into, f" {stop.before} {stop.seen}".encode())
+        stop.count("sent")
+        os.write(into, b" " + json.dumps(stop.seen).encode())
         os._exit(0)
     os.close(into)
-    killer = threading.Timer(after, os.kill, (child, signal.SIGKILL)) if after else None
-    if killer:
-        killer.start()
     with os.fdopen(out, "rb") as pipe:
         said = pipe.read()
-    early[0] += EARLY in said
-    left = said.replace(EARLY, b"").decode().split()
-    if killer:
-        killer.cancel()
-        killer.join()
     os.waitpid(child, 0)
-    return (left[0] if left else ""), [int(count) for count in left[1:]]
+    early[0] += EARLY in said
+    digest, _, counted = said.replace(EARLY, b"").decode().partition(" ")
+    return digest, Counter(json.loads(counted or "{}"))
+
+
+def place_of(kill: int, kills: int, counted: Counter[str]) -> Place:
+    """Return where to die: places of every kind, spread over all there are of it."""
+    kinds = ("charge", "charge", "sqlite", "start", "kept", "sent")
+    kind, step = kinds[kill % len(kinds)], kill // len(kinds)
+    if kind == "charge":  # half of the kills: between charge and send
+        step = 2 * step + kill % len(kinds)
+    steps = max(1, kills * kinds.count(kind) // len(kinds))
+    return kind, 1 + step * counted[kind] // steps
 
 
 def weaken(mutant: str) -> None:
@@ -146,25 +169,16 @@ def weaken(mutant: str) -> None:
         SiteBooks.kept = lambda *_: None  # type: ignore[assignment, method-assign]
 
 
-def main(folder: str, kills: int, mutant: str = "") -> dict[str, Any]:
-    use_one_thread()
-    SecureNoise()  # imported once, before the forks
+def main(folder: Path, kills: int, mutant: str = "") -> dict[str, Any]:
     weaken(mutant)
-    client_app._workplace(tuple(sorted(to_run_config(experiment()).items())))  # and read once
     found: Counter[str] = Counter()
-    rng = random.Random(1)
-    _, [before, since] = ask(begin(Path(folder) / "lines.ledger").path, 1, line=0)
+    _, counted = ask(begin(folder / f"{mutant}lines.ledger").path, 1, ("", 0))
     for kill in range(kills):
-        turn = 1 + kill % 4
-        if turn <= 3:  # a new ledger: reading a long one takes more lines
-            ledger, left, charged = begin(Path(folder) / f"{kill}.ledger"), set[str](), 0
+        turn = 1 + kill % 2  # every ledger is asked twice
+        if turn == 1:
+            ledger, left, charged = begin(folder / f"{mutant}{kill}.ledger"), set[str](), 0
         path = ledger.path
-        if turn == 4:  # by the clock: also inside SQLite
-            first, _ = ask(path, turn, after=rng.uniform(0.01, 0.1))
-        elif turn == 3:  # in the last lines: kept, and about to be sent
-            first, _ = ask(path, turn, line=since - (kill // 4) % 20)
-        else:
-            first, _ = ask(path, turn, line=1 + (kill * since) // kills)
+        first, _ = ask(path, turn, place_of(kill, kills, counted))
         between = ledger.read()[0].number  # whole after every kill
         second, _ = ask(path, turn)
         after = ledger.read()[0].number
@@ -180,7 +194,22 @@ def main(folder: str, kills: int, mutant: str = "") -> dict[str, Any]:
         found["more left than was charged"] += len(left) > after
         found["no answer"] += not second
         charged = after
-    return {**found, "lines": before + since, "noise was drawn before the charge": early[0]}
+    return {**found, **counted, "noise was drawn before the charge": early[0]}
+
+
+def of_mutant(folder: Path, kills: int, mutant: str) -> dict[str, Any]:
+    """Return what is found with weakened books, in a process of its own."""
+    out, into = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(out)
+        os.write(into, json.dumps(main(folder, kills, mutant)).encode())
+        os._exit(0)
+    os.close(into)
+    with os.fdopen(out, "rb") as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    found: dict[str, Any] = json.loads(said)
+    return found
 
 
 def begin(path: Path) -> Ledger:
@@ -188,4 +217,9 @@ def begin(path: Path) -> Ledger:
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])))
+    use_one_thread()
+    SecureNoise()  # imported once, before the forks
+    client_app._workplace(tuple(sorted(to_run_config(experiment()).items())))  # and read once
+    where, how_often = Path(sys.argv[1]), int(sys.argv[2])
+    results = {"": main(where, how_often)}
+    print(json.dumps(results | {m: of_mutant(where, 12, m) for m in ("late", "never", "forgetful")}))

@@ -15,16 +15,25 @@ from flwr.app import Array, Error, Message
 from fed_dp.accounting import from_json
 from fed_dp.clients.app import app
 from fed_dp.errors import EmptyRound, ResumeError
-from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.report import traffic_lines
+from fed_dp.strategies import turns
 from fed_dp.strategies.rounds import Silent, run_rounds
 from fed_dp.strategies.run_folder import Line, RunFolder
+from tests.clock import Clock
 from tests.conftest import small
+from tests.deploy.federation import Federation, tables
+from tests.deploy.hostile import BAD, plan
 from tests.strategies.test_dssgd import literal
 
 CLIENTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "time", Clock())
 
 
 class Faulty(InProcessGrid):
@@ -114,6 +123,44 @@ def test_a_round_in_which_all_fail_is_an_error_in_every_exchange(tmp_path: Path)
         )
         with pytest.raises(EmptyRound, match=told):
             run_rounds(experiment, grid, folder, Silent())
+
+
+class Hostile(Faulty):
+    """Sites 0 and 1 spoil what they send."""
+
+    def _suffer(self, message: Message) -> list[Message]:
+        [reply] = super()._suffer(message)
+        client = message.metadata.dst_node_id - 1
+        if message.metadata.message_type != "train" or client > 1 or reply.has_error():
+            return [reply]
+        turn = int(str(message.content.config_records[names.CONFIG][names.ROUND]))
+        try:
+            return [Message(plan(client, turn, BAD)[1](reply.content), reply_to=message)]
+        except RuntimeError as error:
+            return [Message(Error(2, f"RuntimeError: {error}"), reply_to=message)]
+
+
+def test_whatever_a_site_sends_is_refused_by_name_and_the_state_is_that_of_the_honest_one(
+    tmp_path: Path,
+) -> None:
+    rounds = len(BAD) // 2
+    parallel = {**tables()["strategy"], "exchange": "parallel"}
+    pooled = Federation(tmp_path / "federation").pooled
+    experiment = build(tables(path=str(pooled), rounds=rounds, strategy=parallel))
+    folder = RunFolder.create(tmp_path / "hostile", experiment)
+    summary = run_rounds(experiment, Hostile(experiment, {}), folder, Silent())
+    for line in folder.lines():
+        assert line["clients"]["uploaded"] == 1
+        for client in (0, 1):
+            said = plan(client, line["round"], BAD)[0]
+            assert said in line["failures"][str(client)], (line["round"], client, said)
+    assert summary["failures"] == len(BAD)
+    latest = folder.latest()
+    assert latest is not None
+    silent = {(client, turn): "dies" for client in (0, 1) for turn in range(1, rounds + 1)}
+    assert (
+        latest[1]["weights"].tobytes() == run(tmp_path / "alone", experiment, silent)[1]["weights"].tobytes()
+    )
 
 
 # -------------------------------------------------------------------------- nobody waits

@@ -17,7 +17,8 @@ import pytest
 
 from fed_dp.deploy.requests import requests
 from fed_dp.strategies.run_folder import RunFolder
-from tests.deploy.federation import SITES, Federation, descendants, wait_until, with_noise
+from tests.clock import HANG, wait_until
+from tests.deploy.federation import SITES, Federation, descendants, with_noise
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(3600)]
 
@@ -62,14 +63,13 @@ class Killer:
                 f"{sum(done.values())}: {phase} ({name}), after round {len(self.folder.lines())}", flush=True
             )
             self.progress()
-        wait_until(lambda: self.folder.finished, 400, self.federation.logs, 0.5)
+        wait_until(lambda: self.folder.finished, self.federation.logs, every=0.5)
         for folder in self.runs:
             self.check(folder)
         return done
 
     def ask(self) -> None:
         content = with_noise(name="kills", rounds=ROUNDS, clients={"count": 3, "quorum": 3})
-        content["round_timeout"] = 150.0
         f = self.federation
         done = f.command("run", f.experiment(content), "--server", str(f.server), "--detach")
         assert done.returncode == 0, done.stderr + f.logs()
@@ -79,7 +79,7 @@ class Killer:
     def one(self, phase: str, name: str) -> bool:
         """Wait until a phase begins, then kill at once; start again a little later."""
         seen = {**SITE_PHASES, **SERVER_PHASES}[phase](self.federation, self.folder, name)
-        before, deadline = seen(), time.monotonic() + 120
+        before, deadline = seen(), time.monotonic() + HANG
         while seen() == before:
             if self.folder.finished:
                 return False
@@ -102,7 +102,7 @@ class Killer:
                 self.federation.start("server")  # what systemd would do
             return len(self.folder.lines()) > done or self.folder.finished
 
-        wait_until(further, 300, self.federation.logs, 0.2)
+        wait_until(further, self.federation.logs, every=0.2)
 
     def check(self, folder: RunFolder) -> None:
         lines = folder.lines()

@@ -17,6 +17,7 @@ from scipy.stats import chi2_contingency, ks_2samp
 from fed_dp.audit.exact import sparse_vector_losses
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise
+from tests.conftest import some
 from tests.mechanisms import reference
 from tests.mechanisms.privacy_loss import Spy, empirical_loss, mutant
 
@@ -81,7 +82,7 @@ def released(found: Any) -> dict[int, float]:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", some([1, 2, 5], [2]))
 @pytest.mark.parametrize("as_printed", [False, True])
 def test_fig_12_releases_what_its_loop_releases(count: int, as_printed: bool) -> None:
     epsilon = 4.0 * count
@@ -107,7 +108,7 @@ def test_fig_12_releases_what_its_loop_releases(count: int, as_printed: bool) ->
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("count", some([1, 2, 5], [2]))
 def test_above_threshold_finds_what_algorithm_1_finds(count: int) -> None:
     parts = {"eps_threshold": 1.0, "eps_search": 3.0 * count}
     rng = np.random.default_rng(3)
@@ -273,9 +274,9 @@ def test_finding_nothing_costs_the_threshold_s_share_however_many_are_asked(form
     """A threshold drawn anew for every query would pay for each of them; and that is caught."""
     one, other = np.zeros(100), np.full(100, BIG)
     found, allowed = nothing_found(vectors, form)
-    assert empirical_loss(found, one, other, runs=24_000) <= allowed
+    assert empirical_loss(found, one, other, runs=12_000) <= allowed
     found, _ = nothing_found(mutant(vectors, REDRAWN[form]), form)
-    assert empirical_loss(found, one, other, runs=24_000) > allowed
+    assert empirical_loss(found, one, other, runs=12_000) > allowed
 
 
 def signed(release: Callable[..., Any]) -> Callable[..., Any]:

@@ -22,6 +22,20 @@ def test_a_folder_knows_its_experiment_and_refuses_another(tmp_path: Path) -> No
         RunFolder.open(tmp_path, small())
 
 
+def test_a_folder_whose_experiment_was_never_written_is_used_again_and_no_other_is(tmp_path: Path) -> None:
+    (tmp_path / "stopped" / "checkpoint").mkdir(parents=True)
+    (tmp_path / "stopped" / "experiment.toml.part").write_text("half")
+    assert RunFolder.create(tmp_path / "stopped", small()).experiment() == small()
+    with pytest.raises(RunError, match="File exists"):
+        RunFolder.create(tmp_path / "stopped", small())
+    for number, name in enumerate(("notes.txt", "checkpoint/server-000001.npz")):
+        folder = tmp_path / str(number)
+        (folder / "checkpoint").mkdir(parents=True)
+        (folder / name).write_text("something")
+        with pytest.raises(RunError, match="File exists"):
+            RunFolder.create(folder, small())
+
+
 def test_lines_survive_a_crash_in_the_middle_of_a_line(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", small())
     for turn in (1, 2, 3):

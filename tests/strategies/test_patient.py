@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,11 @@ from fed_dp.strategies.patient import OFFLINE, Patient
 from fed_dp.strategies.run_folder import RunFolder
 from fed_dp.strategies.site_strategy import ABSENT, NO_REPLY
 from fed_dp.strategies.sites import Site, discover
+from tests.clock import HANG, Clock, Hangs, Immediate
 from tests.conftest import small
 
 CLIENTS = 4
+clock = Clock()
 
 
 @dataclass
@@ -42,11 +43,6 @@ class Node:
     public_key: bytes
     status: str = "online"
     last_activated_at: str = "2026-01-01T00:00:00+00:00"
-
-
-@dataclass
-class Ill(BaseException):
-    """What a message cannot be inflated from."""
 
 
 class Network(InProcessGrid):
@@ -91,7 +87,7 @@ class Network(InProcessGrid):
             return [Message(Error(code, "it died"), reply_to=message)]
         if fault == "restarts":  # so quickly that nobody noticed: what it was asked is lost
             self._waiting.pop(identity)
-            node.last_activated_at = datetime.now(UTC).isoformat()
+            node.last_activated_at = clock.iso()
             return []
         if fault == "goes":
             node.status = "offline"
@@ -121,14 +117,14 @@ class Setting:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patient, "POLL", 0.001)
-    monkeypatch.setattr(replies, "POLL", 0.001)
-    monkeypatch.setattr(sites, "LEAST", 0.5)
+def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (patient, replies, sites):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(replies, "ThreadPoolExecutor", Immediate)
     monkeypatch.setattr(patient, "LOOK", 0.0)
 
 
-def setting(plan: dict[int, list[str]], *, timeout: float = 5.0, **changes: Any) -> Setting:
+def setting(plan: dict[int, list[str]], *, timeout: float = 20.0, **changes: Any) -> Setting:
     experiment = small(strategy={"name": "dssgd", "exchange": "parallel"}, rounds=9, **changes)
     members = federation(experiment)
     network = Network(experiment, plan)
@@ -167,7 +163,7 @@ def test_a_late_answer_to_the_first_message_is_as_good_as_one_to_the_second() ->
             return Network.pull_messages(network, [identity])
         if first:  # the node seems to have been restarted, but had not lost the message
             first = False
-            network.nodes[2].last_activated_at = datetime.now(UTC).isoformat()
+            network.nodes[2].last_activated_at = clock.iso()
             return []
         copies = [i for client, i in network.asked if client == 1]
         with network.one_at_a_time:
@@ -179,7 +175,7 @@ def test_a_late_answer_to_the_first_message_is_as_good_as_one_to_the_second() ->
 
 
 def test_a_deadline_passes_and_the_site_is_not_waited_for_until_it_is_back() -> None:
-    bad = setting({2: ["goes", *["silent"] * 10_000]}, timeout=0.2)
+    bad = setting({2: ["goes", *["silent"] * 10_000]}, timeout=20.0)
     assert bad.round() == {(2, 1): NO_REPLY}
     asked = len(bad.network.asked)
     assert bad.round() == {(2, 2): OFFLINE}  # and at once: nobody asks what cannot be answered
@@ -189,7 +185,7 @@ def test_a_deadline_passes_and_the_site_is_not_waited_for_until_it_is_back() -> 
 
 
 def test_a_site_that_dies_for_good_is_told_with_its_reason() -> None:
-    bad = setting({0: ["dies"]}, timeout=0.2)
+    bad = setting({0: ["dies"]}, timeout=20.0)
     bad.network.nodes[1].status = "offline"
     assert bad.round() == {(0, 1): "it died"}
 
@@ -201,7 +197,7 @@ def test_a_reply_that_cannot_be_read_is_the_sites_fault_and_the_run_goes_on() ->
 
 
 def test_a_site_that_dies_of_every_question_is_not_asked_for_ever() -> None:
-    bad = setting({1: ["crashes"] * 100}, timeout=1.0)
+    bad = setting({1: ["crashes"] * 100}, timeout=20.0)
     assert bad.round() == {(1, 1): "it died"}
     assert len([client for client, _ in bad.network.asked if client == 1]) == 1 + patient.MOST_COPIES
 
@@ -221,12 +217,9 @@ def test_fewer_than_the_quorum_is_no_round() -> None:
 
 
 @pytest.mark.parametrize("restarted", [True, False])
-def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(
-    restarted: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(replies, "STUCK", 30.0 if restarted else 0.2)
-    bad = setting({})
-    network, first, release = bad.network, threading.Event(), threading.Event()
+def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(restarted: bool) -> None:
+    bad = setting({}, timeout=2 * replies.STUCK)
+    network, first, began = bad.network, threading.Event(), clock.now
 
     def pull(message_ids: Iterable[str]) -> list[Message]:
         [identity] = message_ids
@@ -234,15 +227,37 @@ def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(
         if message is not None and message.metadata.dst_node_id == 2 and not first.is_set():
             first.set()  # as Flower does when the rest of a reply does not come
             if restarted:
-                network.nodes[2].last_activated_at = datetime.now(UTC).isoformat()
-            release.wait(30)
-            return []
+                network.nodes[2].last_activated_at = clock.iso()
+            raise Hangs
         return Network.pull_messages(network, [identity])
 
     network.pull_messages = pull  # type: ignore[method-assign]
     assert bad.round() == {}
     assert bad.strategy.server.version == CLIENTS
-    release.set()
+    assert (clock.now - began > replies.STUCK) is not restarted
+
+
+def test_a_reply_that_hangs_does_so_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # real time, real threads
+    monkeypatch.setattr(patient, "LOOK", 0.0)
+    monkeypatch.setattr(patient, "POLL", 0.001)
+    bad = setting({}, timeout=HANG)
+    network, hung, release = bad.network, threading.Event(), threading.Event()
+
+    def pull(message_ids: Iterable[str]) -> list[Message]:
+        [identity] = message_ids
+        message = network._waiting.get(identity)
+        if message is not None and message.metadata.dst_node_id == 2 and not hung.is_set():
+            hung.set()
+            assert release.wait(HANG)
+        elif message is not None:
+            assert hung.wait(HANG)
+            if message.metadata.dst_node_id == CLIENTS:
+                release.set()  # so the last of the others was looked for while one hung
+        return Network.pull_messages(network, [identity])
+
+    network.pull_messages = pull  # type: ignore[method-assign]
+    assert bad.round() == {}
 
 
 def test_what_a_round_released_counts_though_the_round_came_to_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from fed_dp.sharing.codec import decode
 from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import RUN_ID, identify
 from fed_dp.strategies.site_strategy import record
+from tests.clock import HANG
 from tests.deploy.federation import COLUMNS, RECORDS, Federation, tables, with_noise
 
 SIZE = 21
@@ -108,6 +109,32 @@ PRIVATE = with_noise()
             "upload_fraction = 1 (θ_u): this site shares at most 0.2",
         ),
         (("bound = 1000.0", "bound = 0.5"), tables(), "strategy.bound = 1000 (γ)"),
+        (None, tables(clients={"count": 10**9}), "clients.count = 1e+09: this site allows at most 10000"),
+        (None, tables(rounds=10**8), "rounds = 1e+08: this site allows at most 10000 (allow.rounds)"),
+        (None, tables(trainer={"name": "sgd", "local_epochs": 101}), "trainer.local_epochs = 101: this site"),
+        (
+            None,
+            tables(
+                trainer={"name": "psgd", "sample_rate": 1e-6},
+                privacy={"budget_epsilon": 1.0, "delta": 1e-5, "noise_source": "secure"},
+            ),
+            "trainer.sample_rate = 1e+06: this site allows at most 10000 (allow.steps)",
+        ),
+        (
+            None,
+            tables(data={**tables()["data"], "classes": 10**6}),
+            "data.classes = 1e+06: this site allows at most 4096 (allow.width)",
+        ),
+        (
+            None,
+            tables(
+                model={"name": "random-features", "features": 10_000},
+                trainer={"name": "dpa"},
+                strategy={"name": "statistics"},
+                privacy={"budget_epsilon": 1.0, "noise_source": "secure"},
+            ),
+            "model.features = 10000: this site allows at most 4096 (allow.width)",
+        ),
         (("epsilon = 100.0", "epsilon = 200.0"), PRIVATE, "was made for ε = 100"),
         (("client = 0", "clint = 0"), PRIVATE, "this site's own file cannot be used"),
     ],
@@ -121,6 +148,48 @@ def test_what_the_file_does_not_allow_is_refused_and_costs_nothing(
         site.train(content)
     assert says in str(caught.value)
     assert "nothing was sent" in str(caught.value)
+    assert site.charges == 0
+
+
+def test_what_is_refused_is_refused_before_the_records_are_opened(site: Asked) -> None:
+    site.edit("bound = 1000.0", "bound = 0.5")
+    answers = []
+    for there in (True, False):
+        if not there:
+            (site.federation.site("a") / "data" / "train.csv").unlink()
+        answers.append(site.describe(tables()).content)
+        with pytest.raises(SiteRefused, match=r"strategy\.bound"):
+            site.train(tables())
+        with pytest.raises(SiteRefused, match=r"strategy\.bound"):
+            site.score(tables())
+    assert answers[0] == answers[1]
+    assert answers[0].metric_records[names.METRICS] == {names.PARTITION: 0, names.RECORDS: 0}
+    assert "strategy.bound" in str(answers[0].config_records[names.CONFIG][names.REFUSED])
+
+
+@pytest.mark.parametrize("kind", ["describe", "train"])
+def test_bounds_that_overflow_are_no_oracle(site: Asked, kind: str) -> None:
+    """Whether one record has a number in a column was told by whether the site answered, uncharged."""
+    path = site.federation.site("a") / "data" / "train.csv"
+    first, *rest = path.read_text().splitlines()
+    config = dict(to_run_config(build(PRIVATE)))
+    whole = json.loads(str(config["experiment-json"]))
+    whole["data"]["bounds"] = [-1.5e308, 1.5e308]
+    config["experiment-json"] = json.dumps(whole)
+    told = set()
+    for cell in ("", "1"):
+        lines = [",".join([cell, *line.split(",")[1:]]) for line in rest]
+        path.write_text("\n".join([first, *lines]) + "\n")
+        client_app._workplace.cache_clear()
+        message = Message(
+            question(1, None), 1, getattr(MessageType, {"describe": "QUERY"}.get(kind, "TRAIN"))
+        )
+        try:
+            client_app.app(message, Context(RUN_ID, 1, dict(site.node), RecordDict(), config))
+            told.add("answered")
+        except FedDpError as error:
+            told.add(str(error))
+    assert len(told) == 1
     assert site.charges == 0
 
 
@@ -230,27 +299,32 @@ def test_one_record_changes_nothing_of_how_the_others_are_read(tmp_path: Path) -
 
 
 def test_two_copies_of_a_question_at_once_are_charged_once(site: Asked) -> None:
-    command = [sys.executable, "-c", ASK, str(site.node[names.SITE]), json.dumps(PRIVATE)]
+    """The one that trains does not end before all three have asked."""
+    meeting = site.federation.folder / "meeting"
+    meeting.mkdir()
+    command = [sys.executable, "-c", ASK, str(site.node[names.SITE]), json.dumps(PRIVATE), str(meeting)]
     copies = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
-    sent_by = {copy.communicate(timeout=120)[0] for copy in copies}
+    sent_by = {copy.communicate(timeout=HANG)[0] for copy in copies}
     assert len(sent_by) == 1
     assert site.charges == 1
 
 
 ASK = """
-import json, sys, time
+import json, os, sys
 from pathlib import Path
-from tests.deploy.test_site import question, sent, client_app, names, identify, RUN_ID
+from tests.clock import wait_until
+from tests.clients.test_site_policy import question, sent, client_app, names, identify, RUN_ID
 from flwr.app import Context, Message, MessageType, RecordDict
 from fed_dp.experiment import build, to_run_config
 identify()
-work = client_app._work
+work, meeting = client_app._work, Path(sys.argv[3])
 def slow(*arguments):
-    time.sleep(2)
+    wait_until(lambda: len(list(meeting.iterdir())) == 3)
     return work(*arguments)
 client_app._work = slow
 config = dict(to_run_config(build(json.loads(sys.argv[2]))))
 message = Message(question(1, None), 1, MessageType.TRAIN, group_id="1")
+(meeting / str(os.getpid())).touch()
 reply = client_app.app(message, Context(RUN_ID, 1, {names.SITE: sys.argv[1]}, RecordDict(), config))
 print(sent(reply).hex())
 """
