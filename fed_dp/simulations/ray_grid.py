@@ -214,6 +214,7 @@ class RayGrid(SimulationGrid):
         self._free: list[Any] = []  # an actor stands here once per batch it can still take
         self._waiting: deque[Block] = deque()
         self._running: dict[Any, tuple[Any, list[Block]]] = {}  # in the order in which they were handed out
+        self._places: dict[Any, int] = {}  # how many of its actor's places a batch takes; else 1
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Job] = {}  # ready, not pulled: their nodes' new state is not in force yet
         self._latest: dict[int, Context] = {}  # the state a node works on, which its next message sees
@@ -278,25 +279,37 @@ class RayGrid(SimulationGrid):
         while self._free and (batch := self._next_batch(busy)):
             # The idlest, and of those the one that worked last: its caches are warm.
             actor = max(reversed(self._free), key=self._free.count)
-            self._free.remove(actor)
+            places = AHEAD if self._suspect(batch[0]) else 1
+            if self._free.count(actor) < places:
+                self._waiting.extendleft(reversed(batch))
+                break
+            for _ in range(places):
+                self._free.remove(actor)
             jobs = [[(parcel, self._working_on(_node(parcel))) for parcel in block] for block in batch]
-            self._running[actor.answer.remote(jobs)] = actor, batch
+            reference = actor.answer.remote(jobs)
+            self._running[reference] = actor, batch
+            self._places[reference] = places
+
+    def _suspect(self, block: Block) -> bool:
+        """Return whether a block has lost its worker before.
+
+        It is then alone in a batch, and its worker has nothing else at hand: whatever a worker was given dies
+        with it, also what it had only begun to read.
+        """
+        return any(_id(parcel) in self._losses for parcel in block)
 
     def _working_on(self, node: int) -> Context:
         return self._latest.get(node, self.contexts[node])
 
     def _next_batch(self, busy: set[int]) -> list[Block]:
-        """Take a share of the queue: large for few calls, small for even finishing. One node, one turn.
-
-        A block that has lost its worker before travels alone, so that it takes no other with it.
-        """
+        """Take a share of the queue: large for few calls, small for even finishing. One node, one turn."""
         waiting = sum(map(len, self._waiting))
         size = max(2, min(16, waiting // (AHEAD * self._pool.size)))
         batch: list[Block] = []
         passed: list[Block] = []
         while self._waiting and sum(map(len, batch)) < size:
             block = self._waiting.popleft()
-            suspect = any(_id(parcel) in self._losses for parcel in block)
+            suspect = self._suspect(block)
             if batch and suspect:
                 passed.append(block)
                 continue
@@ -339,7 +352,7 @@ class RayGrid(SimulationGrid):
 
     def _finished(self, reference: Any) -> None:
         actor, _ = self._running.pop(reference)
-        self._free.append(actor)
+        self._free += [actor] * self._places.pop(reference, 1)
 
     def _bury(self, dead: Any, reason: str) -> None:
         """Replace a dead actor. What it was working on counts a loss, unless its machine was lost.
@@ -348,6 +361,8 @@ class RayGrid(SimulationGrid):
         """
         references = [r for r, (actor, _) in self._running.items() if actor == dead]
         batches = [self._running.pop(reference)[1] for reference in references]
+        for reference in references:
+            self._places.pop(reference, None)
         self._free = [actor for actor in self._free if actor != dead]
         fresh = self._pool.replace(dead)
         if fresh is not None:

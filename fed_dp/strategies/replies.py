@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from logging import WARNING
 
 from flwr.app import Error, Message
@@ -15,6 +16,7 @@ from flwr.serverapp import Grid
 
 POLL = 0.3  # seconds between two looks
 MOST = 64  # looks at a time
+PATIENCE, COPIES = 45.0, 3  # seconds until a message is sent again, and how often
 STUCK = 30.0  # seconds that the rest of a reply may take before its site is asked again
 
 
@@ -63,17 +65,42 @@ class Looks:
 
 
 def collected(grid: Grid, messages: Sequence[Message], *, timeout: float) -> list[Message]:
-    """Send messages and return the replies that come in time."""
+    """Send messages that may be repeated, and return the replies that come in time, one for each.
+
+    A message or its reply may be lost where the server or a site was restarted: without a reply for PATIENCE
+    seconds, the same is sent again, COPIES times at most.
+    """
     deadline, looks = time.monotonic() + timeout, Looks(grid)
-    waiting: dict[str, Message] = {}
-    for message in messages:
-        waiting |= {identity: message for identity in grid.push_messages([message]) if identity}
+    waiting = [_Sent(message) for message in messages]
     replies = []
     while waiting and time.monotonic() < deadline:
-        for identity, message in list(waiting.items()):
-            if (reply := looks.reply(message, identity)) is not None:
-                replies.append(reply)
-                del waiting[identity]
+        for sent in list(waiting):
+            if len(sent.ids) <= COPIES and time.monotonic() - sent.since > PATIENCE:
+                sent.push(grid)
+            for identity in filter(None, sent.ids):
+                if (reply := looks.reply(sent.message, identity)) is not None:
+                    replies.append(reply)
+                    waiting.remove(sent)
+                    break
         if waiting:
             time.sleep(POLL)
     return replies
+
+
+@dataclass(slots=True)
+class _Sent:
+    """A message on its way, and under which ids it was sent."""
+
+    message: Message
+    since: float = -math.inf
+    ids: list[str] = field(default_factory=list)
+
+    def push(self, grid: Grid) -> None:
+        """Send it, or a copy of it."""
+        first, copy = self.message.metadata, self.message
+        if self.ids:
+            copy = Message(
+                self.message.content, first.dst_node_id, first.message_type, group_id=first.group_id
+            )
+        self.ids += [identity for identity in grid.push_messages([copy]) if identity] or [""]
+        self.since = time.monotonic()

@@ -18,7 +18,7 @@ from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import federation, load
 from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
-from fed_dp.simulations.ray_grid import Pool, RayGrid, _room, ray_session
+from fed_dp.simulations.ray_grid import AHEAD, Pool, RayGrid, _room, ray_session
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.rounds import Silent
 from fed_dp.strategies.run_folder import Line, RunFolder
@@ -203,6 +203,29 @@ def test_one_that_is_late_holds_nobody_back_who_would_be_trained_beside_it() -> 
     batch = grid._next_batch({2})
     assert [[p.message.metadata.dst_node_id for p in block] for block in batch] == [[1], [3, 4]]
     assert [[p.message.metadata.dst_node_id for p in block] for block in grid._waiting] == [[2]]
+    workers.close()
+
+
+def test_a_message_that_has_lost_its_worker_has_the_next_one_to_itself() -> None:
+    """Else, whatever is given to that worker beside it would be blamed for its death."""
+    experiment = small(clients={"count": 4})
+    workers = pool(experiment)
+    grid = RayGrid(4, dict(to_run_config(experiment)), workers)
+    messages = [Message(RecordDict(), node, MessageType.TRAIN, group_id="1") for node in range(1, 5)]
+    first, *_ = grid.push_messages(messages)  # no worker is up yet
+    grid._losses[first] = 1
+    actor, greetings = workers.actors[0], dict(grid._running)
+    grid._free = [actor]  # it has something at hand
+    grid._dispatch()
+    assert grid._running == greetings
+    assert [p.message.metadata.message_id for p in grid._waiting[0]] == [first]
+    grid._free = [actor] * AHEAD
+    grid._dispatch()
+    [handed] = grid._running.keys() - greetings.keys()
+    assert [p.message.metadata.message_id for block in grid._running[handed][1] for p in block] == [first]
+    assert actor not in grid._free  # until it has answered
+    grid._finished(handed)
+    assert grid._free == [actor] * AHEAD
     workers.close()
 
 

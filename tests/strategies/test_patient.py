@@ -337,6 +337,20 @@ def test_a_site_that_cannot_describe_itself_or_its_scores_holds_nobody_back() ->
         assert site_scores.scores_of_sites(bad.network, bad.strategy) == {}
 
 
+def test_a_question_that_is_lost_where_a_site_was_restarted_is_asked_again() -> None:
+    """A run that went on after its server was killed waited ten minutes for one site to say who it is."""
+    network = Network(small(), {1: ["restarts"], 2: ["restarts", "restarts"]})
+    began = clock.now
+    found = discover(network, expected=CLIENTS, timeout=600, keys=KEYS)
+    assert [site.node for site in found] == [1, 2, 3, 4]
+    assert clock.now - began < 3 * replies.PATIENCE
+    assert [client for client, _ in network.asked].count(2) == 3
+    gone = Network(small(), {1: ["restarts"] * 99})
+    found = discover(gone, expected=CLIENTS, timeout=600, quorum=3, keys=KEYS)
+    assert [site.node for site in found] == [1, 0, 3, 4]
+    assert [client for client, _ in gone.asked].count(1) == 1 + replies.COPIES
+
+
 def test_the_mark_of_a_site_is_under_its_own_name_whatever_ledger_it_says_it_has(tmp_path: Path) -> None:
     marks = Marks(tmp_path)
     honest = Site(1, 0, 9, ledger="one", name="a")
