@@ -1,7 +1,8 @@
 """From what an attack got right to a lower bound on ε.
 
 References: Jagielski, Ullman, Oprea, "Auditing Differentially Private Machine Learning", NeurIPS 2020;
-Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2.
+Steinke, Nasr, Jagielski, "Privacy Auditing with One (1) Training Run", NeurIPS 2023, Theorem 5.2;
+Mahloujifar, Melis, Chaudhuri, "Auditing f-Differential Privacy in One Run", 2024, Algorithm 1.
 """
 
 from __future__ import annotations
@@ -115,6 +116,43 @@ def one_run(*, canaries: int, guesses: int, correct: int, delta: float, confiden
     if beyond(LARGEST) < 0:
         return LARGEST
     return float(brentq(beyond, 0.0, LARGEST, xtol=1e-9))
+
+
+Least = Callable[[float], float]  # see `least_wrong`
+
+
+def least_wrong(epsilons: Scores, deltas: Scores) -> Least:
+    """Return the least chance of an event in one world, as a function of its chance r in the other.
+
+    `deltas` is the privacy profile at `epsilons` ≥ 0: P(E) ≤ e^ε P′(E) + δ(ε), whichever world is which.
+    """
+
+    def least(r: float) -> float:
+        direct = ((r - deltas) * np.exp(-epsilons)).max()
+        reverse = (1 - deltas - np.exp(epsilons) * (1 - r)).max()
+        return max(0.0, float(direct), float(reverse))
+
+    return least
+
+
+def one_run_rejects(
+    least: Least, *, canaries: int, guesses: int, correct: int, confidence: float = 0.95
+) -> bool:
+    """Return whether so many correct guesses speak against a privacy profile.
+
+    Let p_t be the chance of t correct guesses, r_i = Σ_{t ≥ i} p_t t/m that a canary is guessed right with i
+    or more right in all, h_i = Σ_{t ≥ i} p_t (g − t)/m the same for wrong. Flipping a canary's coin turns its
+    right guess into a wrong one, with one right guess less in all: h_i ≥ least(r_{i+1}). Were the chance of
+    `correct` or more above 1 − confidence, these would add up to more than r_0 + h_0 = g/m.
+    """
+    right = (1 - confidence) * correct / canaries
+    wrong = (1 - confidence) * (guesses - correct) / canaries
+    for i in range(correct - 1, -1, -1):
+        more = max(wrong, least(right))
+        right, wrong = right + i / (guesses - i) * (more - wrong), more
+        if right + wrong >= guesses / canaries:
+            return True
+    return False
 
 
 def sampled(

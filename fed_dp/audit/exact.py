@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import Noise, NoiseSource, Released, gaussian_epsilon
-from fed_dp.mechanisms.noise import Integers, Reals
+from fed_dp.mechanisms.noise import Integers, Reals, SecureNoise, grid
 
 Values = NDArray[np.float64]
 
@@ -61,12 +61,57 @@ class Spy:
         return exact
 
 
-def loss(release: Callable[[Noise, bool], object], *, delta: float = 0.0, factor: float = 1.0) -> float:
+class SecureSpy(SecureNoise):
+    """A spy in the place of the secure source: mechanisms do with it all that they do with that one.
+
+    Of sums of whole multiples it notes what they stand for.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self._spy = Spy(factor)
+
+    @property
+    def noted(self) -> list[Call]:
+        """What it was asked for."""
+        return self._spy.noted
+
+    def laplace(self, values: Reals, *, scale: float) -> Values:
+        """Note Laplace noise on a grid."""
+        return self.laplace_on_whole(self.whole(values, scale=scale), scale=scale)
+
+    def gaussian(self, values: Reals, *, scale: float) -> Values:
+        """Note Gaussian noise on a grid."""
+        return self.gaussian_on_whole(self.whole(values, scale=scale), scale=scale)
+
+    def laplace_on_whole(self, whole: Integers, *, scale: float) -> Values:
+        """Note Laplace noise on a sum."""
+        return self._spy.laplace(whole * grid(scale), scale=scale)
+
+    def gaussian_on_whole(self, whole: Integers, *, scale: float) -> Values:
+        """Note Gaussian noise on a sum."""
+        return self._spy.gaussian(whole * grid(scale), scale=scale)
+
+    def shuffled(self, items: Integers) -> Integers:
+        """Leave the order as it is."""
+        return items
+
+
+SPIES: dict[str, type[Spy] | type[SecureSpy]] = {"simulation": Spy, "secure": SecureSpy}
+
+
+def loss(
+    release: Callable[[Noise, bool], object],
+    *,
+    delta: float = 0.0,
+    factor: float = 1.0,
+    source: str = "simulation",
+) -> float:
     """Return the exact ε at δ between what `release` does in two worlds (False, True).
 
     Laplace: Σ|Δ|/scale. Random direction: ‖Δ‖₂/scale. Gaussian: all of them are one, of shift √Σ(‖Δ‖₂/σ)².
+    `source` names the noise source whose code is gone through.
     """
-    spies = Spy(factor), Spy(factor)
+    spies = SPIES[source](factor), SPIES[source](factor)
     for spy, world in zip(spies, (False, True), strict=True):
         release(spy, world)
     pure, squared = 0.0, 0.0
@@ -166,6 +211,7 @@ def sparse_vector_losses(
     factor: float = 1.0,
     negatives: int = 10_000,
     threshold: float | None = None,
+    source: str = "simulation",
 ) -> tuple[float, float]:
     """Return what finding and what releasing cost: from the scales and ranges that are really used.
 
@@ -176,7 +222,7 @@ def sparse_vector_losses(
     size = 2 * count
 
     def asked(fill: float) -> list[Call]:
-        spy = Spy(factor)
+        spy = SPIES[source](factor)
         release(np.full(size, fill), spy)
         return spy.noted
 

@@ -1,7 +1,9 @@
 """Audits of mechanisms: the exact loss between the worst neighbours that we know, from their own code.
 
 Each function builds two neighbouring inputs, lets the mechanism ask a spy for noise in both worlds, and
-computes the loss. With `factor` the noise is that much smaller or larger, to see whether an audit notices.
+computes the loss: once as with seeded noise, and once with the code for secure noise (sums of whole multiples
+of a grid). With `factor` the noise is that much smaller or larger, to see whether an audit notices. pSGD is
+measured instead, on each of its ways of computing (`psgd`).
 """
 
 from __future__ import annotations
@@ -9,15 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 
 import numpy as np
-from dp_accounting.pld import privacy_loss_distribution as pld
 
-from fed_dp.accounting import noise_multiplier
-from fed_dp.audit.exact import Values, loss, sparse_vector_losses
+from fed_dp.audit.exact import SPIES, Values, loss, sparse_vector_losses
 from fed_dp.audit.finding import Finding, Said, about
+from fed_dp.audit.psgd import PATHS, audit_path
 from fed_dp.clients.svm import liblinear
-from fed_dp.errors import ConfigError
+from fed_dp.errors import ConfigError, PrivacyError
 from fed_dp.mechanisms import (
     Noise,
     Released,
@@ -44,7 +46,6 @@ ANY = Said("proved", "input", "any two inputs")
 COUNT, BOUND, THRESHOLD = 3, 0.5, 0.2  # c, γ and τ of sparse vectors
 SIZE = 20  # numbers of other inputs
 RECORDS, COST = 101, 0.5  # of support vector machines
-RATE, STEPS = 0.1, 50  # of pSGD
 Audit = Callable[[float, float, float], Iterator[Finding]]
 
 
@@ -72,6 +73,7 @@ def check_numbers(*, epsilon: float, delta: float | None, noise: float) -> None:
 
 def _found(
     subject: str,
+    source: str,
     said: Said,
     claim: float,
     bound: float,
@@ -81,7 +83,14 @@ def _found(
     factor: float,
 ) -> Finding:
     return Finding(
-        subject, said, claim=claim, delta=delta, bound=bound, confidence=1.0, attack=attack, noise=factor
+        f"{subject}, {source} noise",
+        said,
+        claim=claim,
+        delta=delta,
+        bound=bound,
+        confidence=1.0,
+        attack=attack,
+        noise=factor,
     )
 
 
@@ -89,9 +98,10 @@ def _laplace(epsilon: float, _: float, factor: float) -> Iterator[Finding]:
     def worlds(noise: Noise, world: bool) -> object:
         return laplace(np.full(SIZE, 10.0 if world else -10.0), bound=1.0, epsilon=epsilon, noise=noise)
 
-    bound = loss(worlds, factor=factor)
     attack = f"exact: {SIZE} values from one end of their bounds to the other"
-    yield _found("laplace", ANY, epsilon, bound, attack, delta=0.0, factor=factor)
+    for source in SPIES:
+        bound = loss(worlds, factor=factor, source=source)
+        yield _found("laplace", source, ANY, epsilon, bound, attack, delta=0.0, factor=factor)
 
 
 def _gaussian(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
@@ -101,9 +111,9 @@ def _gaussian(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
         return gaussian(np.full(SIZE, 10.0 if world else -10.0), clip=1.0, multiplier=multiplier, noise=noise)
 
     attack = "exact: a vector of full length and its opposite"
-    yield _found(
-        "gaussian", ANY, epsilon, loss(worlds, delta=delta, factor=factor), attack, delta=delta, factor=factor
-    )
+    for source in SPIES:
+        bound = loss(worlds, delta=delta, factor=factor, source=source)
+        yield _found("gaussian", source, ANY, epsilon, bound, attack, delta=delta, factor=factor)
 
 
 def _sparse_vector(form: str, epsilon: float, _: float, factor: float) -> Iterator[Finding]:
@@ -113,14 +123,16 @@ def _sparse_vector(form: str, epsilon: float, _: float, factor: float) -> Iterat
             return sparse_vector(values, **options)  # type: ignore[arg-type]
         return figure_12(values, as_printed=form == "sparse_vector_as_printed", **options)  # type: ignore[arg-type]
 
-    finding, releasing = sparse_vector_losses(
-        once, bound=BOUND, count=COUNT, segments=form != "sparse_vector", factor=factor
-    )
-    attack = (
-        f"exact: {COUNT} of 10,000 magnitudes move from γ to 0, the others from 0 to γ ({finding:.3f}); "
-        f"released values from −40γ to 40γ ({releasing:.3f})"
-    )
-    yield _found(form, about(form), epsilon, finding + releasing, attack, delta=0.0, factor=factor)
+    for source in SPIES:
+        finding, releasing = sparse_vector_losses(
+            once, bound=BOUND, count=COUNT, segments=form != "sparse_vector", factor=factor, source=source
+        )
+        attack = (
+            f"exact: {COUNT} of 10,000 magnitudes move from γ to 0, the others from 0 to γ ({finding:.3f}); "
+            f"released values from −40γ to 40γ ({releasing:.3f})"
+        )
+        bound = finding + releasing
+        yield _found(form, source, about(form), epsilon, bound, attack, delta=0.0, factor=factor)
 
 
 def _random_mask(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
@@ -129,72 +141,62 @@ def _random_mask(epsilon: float, delta: float, factor: float) -> Iterator[Findin
     def worlds(noise: Noise, world: bool) -> object:
         return mask.select(np.full(SIZE, 10.0 if world else -10.0, np.float32), noise=noise)
 
-    bound = loss(worlds, delta=delta, factor=factor)
     attack = "exact: a change of full length and its opposite, all of it uploaded"
-    yield _found("random_mask", about("random_mask"), epsilon, bound, attack, delta=delta, factor=factor)
+    for source in SPIES:
+        bound, said = loss(worlds, delta=delta, factor=factor, source=source), about("random_mask")
+        yield _found("random_mask", source, said, epsilon, bound, attack, delta=delta, factor=factor)
 
 
 def _statistics(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
     """Every statistic, with Gaussian and with Laplace noise: one more record, of the worst kind."""
-    flat = np.full((1, SIZE), 10.0)
     shares = np.random.default_rng(0).dirichlet(np.ones(SIZE))
-    kinds: dict[str, tuple[Statistic, Values]] = {
-        "head": (HeadStatistics(SIZE, 4), flat),
-        "map moments": (MapMoments(4, 5), flat.reshape(1, 4, 5)),
-        "patch moments": (PatchMoments(SIZE), np.repeat(flat[None], 3, axis=1)),
-        "class sums": (ClassSums(shares, np.ones(SIZE - 1), 4), flat),
+    statistics: dict[str, Statistic] = {
+        "head": HeadStatistics(SIZE, 4),
+        "map moments": MapMoments(4, 5),
+        "patch moments": PatchMoments(SIZE),
+        "class sums": ClassSums(shares, np.ones(SIZE - 1), 4),
     }
     noises: tuple[tuple[Kind, float, float], ...] = (
         ("gaussian", gaussian_multiplier(epsilon=epsilon, delta=delta), delta),
         ("laplace", epsilon, 0.0),
     )
-    for name, (statistic, record) in kinds.items():
-        for kind, value, at in noises:
-
-            def worlds(
-                noise: Noise,
-                world: bool,
-                statistic: Statistic = statistic,
-                record: Values = record,
-                amount: Amount = Amount(kind, value),  # noqa: B008
-            ) -> object:
-                label = np.zeros(1, np.int64)
-                batches = [(record / 100, label), (record, label)]
-                return release(statistic, batches[: 2 if world else 1], amount, noise)
-
-            bound = loss(worlds, delta=at, factor=factor)
-            attack = f"exact: one more record, as long as the bound allows; {name}, {kind} noise"
-            yield _found(
-                f"statistics ({name}, {kind})",
-                about("statistics"),
-                epsilon,
-                bound,
-                attack,
-                delta=at,
-                factor=factor,
-            )
+    for (name, statistic), (kind, value, at), source in product(statistics.items(), noises, SPIES):
+        worlds = one_more(statistic, Amount(kind, value))
+        bound = loss(worlds, delta=at, factor=factor, source=source)
+        attack = f"exact: one more record, as long as the bound allows; {name}, {kind} noise"
+        what, said = f"statistics ({name}, {kind})", about("statistics")
+        yield _found(what, source, said, epsilon, bound, attack, delta=at, factor=factor)
 
 
-def sampled_gaussian_loss(sigma: float, rate: float, steps: int, delta: float) -> float:
-    """Return ε at δ of the sampled Gaussian's own pair of worlds: a gradient of length C, or none.
+def one_more(statistic: Statistic, amount: Amount) -> Callable[[Noise, bool], object]:
+    """Return what releases a statistic in two worlds, one with one more of its worst records."""
+    record = worst_record(statistic)
 
-    By dp-accounting's privacy loss distribution, rounded to the side that claims less: a lower bound.
-    """
-    shown = pld.from_gaussian_mechanism(
-        sigma,
-        value_discretization_interval=1e-4 * max(1.0, 1 / sigma**2),  # losses are of the order of 1/σ²
-        sampling_prob=rate,
-        pessimistic_estimate=False,
-        use_connect_dots=False,
-    )
-    return float(shown.self_compose(steps).get_epsilon_for_delta(delta))
+    def worlds(noise: Noise, world: bool) -> object:
+        label = np.zeros(1, np.int64)
+        batches = [(record / 100, label), (record, label)]
+        return release(statistic, batches[: 2 if world else 1], amount, noise)
+
+    return worlds
+
+
+def worst_record(statistic: Statistic) -> Values:
+    """Return a record, as a statistic takes it, whose part is as large as any: all its numbers are alike."""
+    match statistic:
+        case HeadStatistics():
+            return np.full((1, statistic.features), 10.0)
+        case MapMoments():
+            return np.full((1, statistic.channels, statistic.positions), 10.0)
+        case PatchMoments():
+            return np.full((1, 3, statistic.patch), 10.0)
+        case ClassSums():
+            return np.full((1, len(statistic.shares)), 10.0)
+    raise PrivacyError(f"no worst record of {type(statistic).__name__} is known")
 
 
 def _psgd(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
-    sigma = noise_multiplier(epsilon=epsilon, delta=delta, sample_rate=RATE, steps=STEPS)
-    bound = sampled_gaussian_loss(sigma * factor, RATE, STEPS, delta)
-    attack = f"exact: all {STEPS} noisy sums at q = {RATE:g}, a gradient of length C in each"
-    yield _found("psgd", about("psgd"), epsilon, bound, attack, delta=delta, factor=factor)
+    for path in PATHS:
+        yield audit_path(path, epsilon=epsilon, delta=delta, factor=factor)
 
 
 def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
@@ -210,10 +212,14 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
             options = {"cost": COST, "records": RECORDS, "problems": 1}
             return perturbed(solved[world][None], kind=kind, amount=amount, noise=noise, **options)  # type: ignore[arg-type]
 
-        bound = loss(worlds, delta=at, factor=factor)
         pairs = f"{RECORDS} records, all but one in pairs that cancel"
         attack = f"exact: {pairs}; that one changes its label; {kind} noise"
-        yield _found(f"{form} ({kind})", about(form), epsilon, bound, attack, delta=at, factor=factor)
+        for source in SPIES:
+            if (kind, source) == ("gamma", "secure"):  # which is refused
+                continue
+            bound = loss(worlds, delta=at, factor=factor, source=source)
+            what = f"{form} ({kind})"
+            yield _found(what, source, about(form), epsilon, bound, attack, delta=at, factor=factor)
 
 
 def opposed_weights(sign: float, *, as_printed: bool) -> Values:

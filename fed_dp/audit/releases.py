@@ -16,31 +16,47 @@ from fed_dp.accounting import Event, Gaussian, Release, SampledGaussian, SparseV
 from fed_dp.accounting.statement import spent
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
 from fed_dp.audit.finding import Finding, about
-from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, opposed_weights, sampled_gaussian_loss
-from fed_dp.experiment import Dssgd, Experiment
+from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, one_more, opposed_weights
+from fed_dp.audit.psgd import sampled_gaussian_loss
+from fed_dp.data.dataset import DataSet
+from fed_dp.errors import PrivacyError
+from fed_dp.experiment import Dssgd, Experiment, Functional
 from fed_dp.experiment.release import amount, promise, svm_noise
 from fed_dp.mechanisms import Noise, Released, figure_12, sparse_vector
-from fed_dp.mechanisms.statistics import HeadStatistics, release
 from fed_dp.mechanisms.support_vector import perturbed
+from fed_dp.models import Solver
 from fed_dp.sharing.private_selection import RandomMask
 
 EXACT = (
-    "psgd", "statistics", "random_mask", "sparse_vector", "sparse_vector_paper", "sparse_vector_as_printed",
-    "svm", "svm_paper", "svm_as_printed",
-)  # fmt: skip
+    "psgd",
+    "psgd_add_remove",
+    "statistics",
+    "statistics_add_remove",
+    "random_mask",
+    "sparse_vector",
+    "sparse_vector_paper",
+    "sparse_vector_as_printed",
+    "svm",
+    "svm_paper",
+    "svm_as_printed",
+)
 
 
 def audit_releases(
-    experiment: Experiment, cost: dict[str, Any], events: Iterable[Event], *, size: int, classes: int
+    experiment: Experiment, cost: dict[str, Any], events: Iterable[Event], *, size: int, data: DataSet
 ) -> Finding | None:
-    """Return the exact loss of what a run released about the record that paid most; None where there is none.
+    """Return the exact loss of what a run released about the record that paid most; None if there is none.
 
     `cost` is the run's statement, `events` all that it released, `size` the number of its parameters.
     """
-    said, releases = promise(experiment), paid_most(events, cost)
-    if said is None or not releases or said.name not in EXACT:
+    said, paid = promise(experiment), paid_most(events, cost)
+    if said is None or not paid or said.name not in EXACT:
         return None
-    bound, delta, attack = _bound(experiment, releases, said.name, cost["delta"], size, classes)
+    releases = [event.release for event in paid]
+    if said.name.startswith("statistics"):
+        bound, delta, attack = _statistics(experiment, paid, cost["delta"], data)
+    else:
+        bound, delta, attack = _bound(experiment, releases, said.name, cost["delta"], size, data.classes)
     pure = delta == 0 and cost["delta"] > 0
     return Finding(
         f"{said.name}, {len(releases)} release{'s' if len(releases) > 1 else ''}",
@@ -53,13 +69,36 @@ def audit_releases(
     )
 
 
-def paid_most(events: Iterable[Event], cost: dict[str, Any]) -> list[Release]:
-    """Return the releases that the total composes: of the dearest site, or sites, where records overlap."""
+def paid_most(events: Iterable[Event], cost: dict[str, Any]) -> list[Event]:
+    """Return the events that the total composes: of the dearest site, or sites, where records overlap."""
     by_site: dict[int, list[Event]] = {}
     for event in events:
         by_site.setdefault(event.client, []).append(event)
     dearest = sorted(by_site.values(), key=lambda own: spent(own, delta=cost["delta"]), reverse=True)
-    return [event.release for own in dearest[: cost["sites_per_record"]] for event in own]
+    return [event for own in dearest[: cost["sites_per_record"]] for event in own]
+
+
+def _statistics(
+    experiment: Experiment, paid: Sequence[Event], delta: float, data: DataSet
+) -> tuple[float, float, str]:
+    """Return the loss of the very statistics that were released, each in its stage."""
+    config = experiment.trainer
+    assert isinstance(config, Functional)  # by its guarantee
+    solver = Solver(experiment.model.name, data.shape, data.classes, experiment.network, cross=config.cross)
+    stages = solver.statistics
+    released = [(stages[min(event.round, len(stages)) - 1], amount(event.release)) for event in paid]
+
+    def worlds(noise: Noise, world: bool) -> None:
+        for statistic, noisy in released:
+            one_more(statistic, noisy)(noise, world)
+
+    at = delta if isinstance(paid[0].release, Gaussian) else 0.0
+    kinds = ", ".join(dict.fromkeys(type(statistic).__name__ for statistic, _ in released))
+    return (
+        loss(worlds, delta=at),
+        at,
+        f"one more record, as long as the bound allows, in every stage ({kinds})",
+    )
 
 
 def _bound(
@@ -89,17 +128,8 @@ def _bound(
                 mask.select(change if world else -change, noise=noise)
 
         told = "a change of full length and its opposite, in every round"
-    else:
-        record, label = np.full((1, SIZE), 10.0), np.zeros(1, np.int64)
-
-        def worlds(noise: Noise, world: bool) -> None:
-            for each in releases:
-                batches = [(record / 100, label), (record, label)][: 2 if world else 1]
-                release(HeadStatistics(SIZE, 4), batches, amount(each), noise)
-
-        told = "one more record, as long as the bound allows, in every stage"
-    at = delta if isinstance(first, Gaussian) else 0.0
-    return loss(worlds, delta=at), at, told
+        return loss(worlds, delta=delta), delta, told
+    raise PrivacyError(f"no exact loss of {name!r} is known")
 
 
 def _sparse_vector(experiment: Experiment, each: SparseVector, name: str, size: int) -> tuple[float, float]:

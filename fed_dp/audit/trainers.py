@@ -20,6 +20,7 @@ from fed_dp.accounting import SampledGaussian
 from fed_dp.audit.bounds import check_confidence, sampled, two_worlds
 from fed_dp.audit.finding import Finding, about
 from fed_dp.audit.mechanisms import check_numbers
+from fed_dp.audit.psgd import PATHS
 from fed_dp.clients.adlm import AdlmTrainer
 from fed_dp.clients.paper import PaperTrainer, head_residual
 from fed_dp.clients.participant import Participant
@@ -47,7 +48,13 @@ _STATISTICS = {"strategy": {"name": "statistics"}}
 _DSSGD = {"name": "dssgd", "upload_fraction": 0.1}
 # The smallest experiment of each trainer, by its variant: on digits, one site, one round of each stage.
 SETUPS: dict[str, dict[str, dict[str, Any]]] = {
-    "psgd": {"proved": {"model": {"name": "linear"}, "trainer": {"name": "psgd", "sample_rate": 1.0}}},
+    "psgd": {
+        "proved": {
+            "model": {"name": "linear"},
+            # Weights, and so gradients, hardly move: what each step adds is known but for samples and noise.
+            "trainer": {"name": "psgd", "sample_rate": 0.25, "local_epochs": 3, "learning_rate": 1e-4},
+        }
+    },
     "dssgd": {
         variant: {
             "model": {"name": "linear"},
@@ -122,7 +129,7 @@ SETUPS: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 NEEDS_DELTA = ("psgd", "random_mask")
-RECORDS = {"svm": 200}  # of a site; of the others:
+RECORDS = {"svm": 200, "psgd": 1}  # of a site; of the others:
 FEW = 40
 
 
@@ -160,7 +167,12 @@ class Stage:
     def site(self, world: bool, seed: int) -> Site:
         """Return the site of a world."""
         x, y = self.worlds[world]
-        return Site(x, y, client=0, round=1, seed=seed)
+        return Site(x, y, client=0, round=1, seed=seed, expected_records=self.expected)
+
+    @property
+    def expected(self) -> int:
+        """What both worlds' sums are divided by: a null record stands in the place of an absent one."""
+        return max(len(y) for _, y in self.worlds)
 
 
 def audit_trainer(
@@ -173,9 +185,13 @@ def audit_trainer(
     seed: int = 1,
     factor: float = 1.0,
     confidence: float = 0.95,
+    path: str | None = None,
 ) -> Finding:
-    """Audit a trainer in one of its forms: a lower bound on ε from `trials` runs in each of two worlds."""
-    stage = prepare(name, variant=variant, epsilon=epsilon, delta=delta, factor=factor, seed=seed)
+    """Audit a trainer in one of its forms: a lower bound on ε from `trials` runs in each of two worlds.
+
+    `path` is one of pSGD's ways of computing (`fed_dp.audit.psgd.PATHS`).
+    """
+    stage = prepare(name, variant=variant, epsilon=epsilon, delta=delta, factor=factor, seed=seed, path=path)
     said = promise(stage.experiment)
     assert said is not None  # by setup
     if trials < 20:
@@ -189,7 +205,7 @@ def audit_trainer(
     )
     at = stage.experiment.privacy.delta or 0.0
     return Finding(
-        f"trainer {name}" + ("" if variant == "proved" else f", {variant}"),
+        f"trainer {name}" + ("" if variant == "proved" else f", {variant}") + (f", {path}" if path else ""),
         about(said.name),
         claim=epsilon,
         delta=at,
@@ -210,6 +226,7 @@ def prepare(
     delta: float | None = None,
     factor: float = 1.0,
     seed: int = 1,
+    path: str | None = None,
 ) -> Stage:
     """Build the experiment, its trainer, and the two worlds."""
     if name not in SETUPS:
@@ -219,9 +236,25 @@ def prepare(
     check_numbers(epsilon=epsilon, delta=delta, noise=factor)
     if delta is None and name in NEEDS_DELTA:
         delta = 1e-5
-    privacy = {"budget_epsilon": float(epsilon), "variant": variant} | ({"delta": delta} if delta else {})
-    tables = {"rounds": 1, "clients": {"count": 1}, "privacy": privacy, "name": f"audit-{name}", "seed": seed}
-    experiment = build(tables | SETUPS[name][variant], where=f"audit trainer {name}")
+    privacy: dict[str, Any] = {"budget_epsilon": float(epsilon), "variant": variant} | (
+        {"delta": delta} if delta else {}
+    )
+    tables: dict[str, Any] = {
+        "rounds": 1,
+        "clients": {"count": 1},
+        "privacy": privacy,
+        "name": f"audit-{name}",
+        "seed": seed,
+    }
+    tables |= SETUPS[name][variant]
+    if path is not None:
+        if name != "psgd" or path not in PATHS:
+            raise ConfigError(f"--path = {path!r}: only 'psgd' has paths: {', '.join(PATHS)}")
+        gradients, source, together = PATHS[path]
+        tables["trainer"] = {**tables["trainer"], "gradients": gradients}
+        tables["clients"] = {"count": 1, "together": together}
+        tables["privacy"] = {**privacy, "noise_source": source}
+    experiment = build(tables, where=f"audit trainer {name}")
     members = federation(experiment)
     trainer, net = make_trainer(experiment, members.dataset)
     if factor != 1:
@@ -242,10 +275,21 @@ def _weakened(trainer: Trainer, experiment: Experiment, net: FlatNetwork, factor
         assert isinstance(agreed.release, SampledGaussian)
         assert isinstance(experiment.trainer, Psgd)
         less = replace(agreed.release, noise_multiplier=agreed.release.noise_multiplier * factor)
-        return PsgdTrainer(experiment.trainer, _again(net, experiment), release=less)
+        return _psgd(experiment, net, experiment.trainer, less)
     if isinstance(trainer, AdlmTrainer | PaperTrainer):
         raise ConfigError(f"--noise = {factor:g}: the papers' forms draw their own noise; allowed: 1")
     return trainer
+
+
+def _psgd(experiment: Experiment, net: FlatNetwork, config: Psgd, release: SampledGaussian) -> PsgdTrainer:
+    """Return pSGD on the experiment's path, with another release."""
+    return PsgdTrainer(
+        config,
+        _again(net, experiment),
+        release=release,
+        noise_source=experiment.privacy.noise_source,
+        together=experiment.clients.at_once,
+    )
 
 
 def _again(net: FlatNetwork, experiment: Experiment) -> FlatNetwork:
@@ -257,14 +301,15 @@ def _again(net: FlatNetwork, experiment: Experiment) -> FlatNetwork:
 def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> tuple[World, World]:
     """Return the records of both worlds.
 
-    The canary is the negative of a record under a wrong label. Where neighbours replace one, it takes the
-    place of that record; where a participant is protected, all its records are others.
+    The canary is the negative of a record under a wrong label. Where neighbours replace one, it takes
+    the place of that record, and else it is one more;
+    where a participant is protected, all its records are others.
     """
     one = (x[:count], y[:count])
     if unit == "participant":
         return one, (-x[count : 2 * count], (y[count : 2 * count] + 1) % 10)
     canary = -x[:1], (y[:1] + 5) % 10
-    rest = one if neighbours == "add/remove one" else (one[0][1:], one[1][1:])
+    rest = (one[0][1:], one[1][1:]) if neighbours == "replace one" else one
     return one, (np.concatenate([canary[0], rest[0]]), np.concatenate([canary[1], rest[1]]))
 
 
@@ -299,7 +344,7 @@ def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
 
 
 def _draw(stage: Stage) -> Draw:
-    """Return what draws one transcript: all that leaves the site in all rounds, times its public count."""
+    """Return what draws one transcript: all that leaves the site in all rounds."""
     experiment, trainer = stage.experiment, stage.trainer
     if isinstance(trainer, Releasing):
 
@@ -308,7 +353,7 @@ def _draw(stage: Stage) -> Draw:
             site = stage.site(world, 0)
             stages = range(1, experiment.rounds + 1)
             parts = [trainer.release(stage.weights, site, number, noise) for number in stages]
-            return np.concatenate(parts).astype(np.float64) * len(site.y)
+            return np.concatenate(parts).astype(np.float64)
 
         return released
     agreed = agreement(experiment, client=0, size=stage.net.size)
@@ -329,7 +374,7 @@ def _draw(stage: Stage) -> Draw:
 
     def fitted(rng: np.random.Generator, world: bool) -> Transcript:
         site = stage.site(world, int(rng.integers(2**62)))
-        return trainer.fit(stage.weights, site, {}).change.astype(np.float64) * len(site.y)
+        return trainer.fit(stage.weights, site, {}).change.astype(np.float64)
 
     return fitted
 
@@ -342,6 +387,10 @@ def _projection(stage: Stage, draw: Draw, seed: int) -> Score:
     spread = np.mean([runs[w::2].var(0) for w in (0, 1)], axis=0)
     if stage.experiment.strategy.name == "dssgd":
         spread = spread.mean()  # which coordinates are uploaded changes from run to run
+    if isinstance(stage.trainer, PsgdTrainer):  # whether the other record is in a sample is not told apart
+        other = _noiseless(stage, False)
+        difference = difference - (difference @ other) / (other @ other) * other
+        spread = spread.mean()
     weight = difference / np.maximum(spread, 1e-9 * spread.max() + 1e-300)
     return lambda transcript: float(transcript @ weight)
 
@@ -352,19 +401,18 @@ def _noiseless(stage: Stage, world: bool) -> Transcript:
     if isinstance(trainer, Releasing):
         stages = range(1, experiment.rounds + 1)
         parts = [trainer.release(stage.weights, site, number, None) for number in stages]
-        return np.concatenate(parts).astype(np.float64) * len(site.y)
+        return np.concatenate(parts).astype(np.float64)
     if isinstance(trainer, PsgdTrainer):
         assert isinstance(experiment.trainer, Psgd)
-        quiet = SampledGaussian(1e-3, experiment.trainer.sample_rate, experiment.trainer.steps_per_round)
-        quietly = PsgdTrainer(experiment.trainer, _again(stage.net, experiment), release=quiet)
-        change = quietly.fit(stage.weights, site, {}).change
-        return change.astype(np.float64) * len(site.y)
+        everybody = experiment.trainer.model_copy(update={"sample_rate": 1.0})  # in one step
+        quiet = _psgd(experiment, stage.net, everybody, SampledGaussian(1e-3, 1.0, everybody.steps_per_round))
+        return quiet.fit(stage.weights, site, {}).change.astype(np.float64)
     if isinstance(trainer, PaperTrainer):
         plain: dict[str, Any] = experiment.tables()
         plain["trainer"]["perturb"] = False
         plain["privacy"] = {}
         quiet_trainer, _ = make_trainer(build(plain), federation(experiment).dataset)
-        return quiet_trainer.fit(stage.weights, site, {}).change.astype(np.float64) * len(site.y)
+        return quiet_trainer.fit(stage.weights, site, {}).change.astype(np.float64)
     return trainer.fit(stage.weights, site, {}).change.astype(np.float64)
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from fed_dp.errors import ModelError
-from fed_dp.models.flat import FlatNetwork, Vector, divided
+from fed_dp.models.flat import FlatNetwork, Vector, divided, flat_rows
 from fed_dp.models.networks import ChannelsLast
 from fed_dp.models.perceptrons import Chain, Perceptrons
 
@@ -115,6 +117,13 @@ def per_record_gradients(net: FlatNetwork) -> Callable[[Tensor, Tensor], list[Te
         return list(gradients(named, x, y).values())
 
     return each
+
+
+def gradients_of(net: FlatNetwork, weights: Vector, x: Vector, y: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return each record's gradient at some weights, as one row."""
+    net.load(weights)
+    each = per_record_gradients(net)(net.inputs(x), torch.from_numpy(y).to(net.device))
+    return flat_rows(each).detach().cpu().numpy().astype(np.float64)
 
 
 class Batches:

@@ -6,10 +6,23 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, norm
 
-from fed_dp.audit.bounds import LARGEST, from_rates, one_run, one_run_p_value, rate_bounds, two_worlds
+from fed_dp.accounting import Gaussian, Laplace, SampledGaussian, epsilon
+from fed_dp.accounting.composition import deltas
+from fed_dp.audit.bounds import (
+    LARGEST,
+    from_rates,
+    least_wrong,
+    one_run,
+    one_run_p_value,
+    one_run_rejects,
+    rate_bounds,
+    two_worlds,
+)
+from fed_dp.audit.one_run import EPSILONS, by_profile
 from fed_dp.errors import ConfigError
+from fed_dp.mechanisms import gaussian_multiplier
 
 
 @pytest.mark.parametrize(("trials", "shown"), [(50, 2.57), (100, 3.28), (300, 4.39), (1000, 5.60)])
@@ -89,3 +102,80 @@ def test_randomized_response_is_not_refuted_by_one_run() -> None:
     ]
     assert np.sum(np.array(bounds) > epsilon) <= binom.ppf(0.999, 300, 0.05)
     assert np.median(bounds) > 0.7
+
+
+# --------------------------------------------------------------- against a whole privacy profile
+
+
+def guesses(rng: np.random.Generator, shift: float, *, canaries: int, guessed: int) -> int:
+    """How many guesses are right of ideal canaries: scores that are Gaussian, and `shift` apart."""
+    inside = rng.random(canaries) < 0.5
+    order = np.argsort(rng.normal(size=canaries) + shift * inside)
+    each = guessed // 2
+    return int((~inside[order[:each]]).sum() + inside[order[-each:]].sum())
+
+
+@pytest.mark.statistical
+def test_ideal_canaries_show_more_against_a_profile_than_against_epsilon_alone() -> None:
+    rng, truth = np.random.default_rng(0), gaussian_multiplier(epsilon=8.0, delta=1e-5)
+    both = []
+    for _ in range(20):
+        correct = guesses(rng, 1 / truth, canaries=1000, guessed=300)
+        told = {"canaries": 1000, "guesses": 300, "correct": correct, "delta": 1e-5}
+        profile = by_profile([Gaussian(truth)], confidence=0.95, **told)  # type: ignore[arg-type]
+        both.append((one_run(**told), profile))  # type: ignore[arg-type]
+    alone, profile = np.median(both, axis=0)
+    assert 2.2 < alone < 3.2
+    assert 3.5 < profile < 8
+    assert np.max(both) <= 8
+
+
+@pytest.mark.statistical
+@pytest.mark.parametrize("truth", [0.5, 2.0])
+def test_a_true_profile_is_rejected_no_more_often_than_stated(truth: float) -> None:
+    rng = np.random.default_rng(1)
+    least = least_wrong(EPSILONS, deltas([Gaussian(truth)], EPSILONS))
+    for guessed in (20, 200):
+        rejected = sum(
+            one_run_rejects(
+                least,
+                canaries=200,
+                guesses=guessed,
+                correct=guesses(rng, 1 / truth, canaries=200, guessed=guessed),
+            )
+            for _ in range(200)
+        )
+        assert rejected <= binom.ppf(0.999, 200, 0.05)
+
+
+def test_a_profile_with_too_much_noise_is_rejected() -> None:
+    """The truth has four times the shift that is claimed."""
+    rng = np.random.default_rng(2)
+    least = least_wrong(EPSILONS, deltas([Gaussian(2.0)], EPSILONS))
+    correct = guesses(rng, 4 / 2.0, canaries=500, guessed=100)
+    assert one_run_rejects(least, canaries=500, guesses=100, correct=correct)
+    assert not one_run_rejects(least, canaries=500, guesses=100, correct=60)
+
+
+def test_the_least_chance_is_that_of_the_trade_off_curve() -> None:
+    """Of a Gaussian: Φ(Φ⁻¹(r) − μ)."""
+    least = least_wrong(np.linspace(0, 30, 3001), deltas([Gaussian(0.7)], np.linspace(0, 30, 3001)))
+    for r in (0.001, 0.1, 0.5, 0.9, 0.999):
+        assert least(r) == pytest.approx(norm.cdf(norm.ppf(r) - 1 / 0.7), rel=1e-3, abs=1e-9)
+    pure = least_wrong(np.array([0.0, 1.0]), np.array([1 - math.exp(-1.0), 0.0]))  # ε = 1, δ = 0
+    assert pure(0.5) == pytest.approx(0.5 * math.exp(-1))
+    assert pure(0.99) == pytest.approx(1 - 0.01 * math.e)
+
+
+@pytest.mark.parametrize("release", [Gaussian(1.3), SampledGaussian(1.0, 0.1, 30)])
+def test_a_profile_is_at_delta_what_epsilon_is(release: Gaussian | SampledGaussian) -> None:
+    [found] = deltas([release], np.array([epsilon([release], delta=1e-4)]))
+    assert found == pytest.approx(1e-4, rel=1e-3)
+
+
+def test_what_is_not_gaussian_is_held_against_epsilon_alone() -> None:
+    from fed_dp.audit.one_run import _gaussian
+
+    assert _gaussian([Gaussian(1.0), SampledGaussian(1.0, 0.1, 3)])
+    assert not _gaussian([Gaussian(1.0), Laplace(1.0)])
+    assert not _gaussian([])

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from fed_dp.audit.one_run import _canaries, audit_run
+from fed_dp.audit.psgd import PATHS
 from fed_dp.audit.trainers import audit_trainer, known_trainers, prepare
+from fed_dp.clients import psgd, psgd_together
 from fed_dp.errors import ConfigError
+from fed_dp.experiment import Psgd
 from fed_dp.experiment.federation import adopt, federation, load
 from tests.conftest import private_selection, small
+from tests.mechanisms.privacy_loss import mutant
 
 BROKEN = [
     ("dssgd", "paper_as_printed", {"trials": 200}),
@@ -51,6 +57,19 @@ def test_an_audit_sees_a_trainer_that_hardly_adds_noise(name: str) -> None:
     assert found.refuted, found.lines()
 
 
+@pytest.mark.statistical
+@pytest.mark.parametrize("path", PATHS)
+def test_each_path_of_psgd_in_two_worlds_with_samples(path: str) -> None:
+    stage = prepare("psgd", path=path)
+    assert isinstance(stage.experiment.trainer, Psgd)
+    assert stage.experiment.trainer.sample_rate < 1
+    trials = 40 if path == "secure" else 60
+    found = audit_trainer("psgd", path=path, trials=trials)
+    assert found.bound <= found.claim
+    loud = audit_trainer("psgd", path=path, trials=trials, factor=1e-2)
+    assert loud.refuted, loud.lines()
+
+
 def test_two_worlds_differ_in_what_the_guarantee_protects() -> None:
     added = prepare("psgd").worlds
     assert len(added[1][1]) == len(added[0][1]) + 1
@@ -67,6 +86,8 @@ def test_wrong_names_are_one_line() -> None:
         audit_trainer("sgd")
     with pytest.raises(ConfigError, match="has proved"):
         audit_trainer("psgd", variant="paper")
+    with pytest.raises(ConfigError, match="--path = 'hoks': only 'psgd' has paths: client batches, hooks"):
+        audit_trainer("psgd", path="hoks")
     with pytest.raises(ConfigError, match="at least 20 trials"):
         audit_trainer("psgd", trials=5)
     with pytest.raises(ConfigError, match=r"--confidence = 1\.0"):
@@ -87,6 +108,37 @@ def test_one_run_shows_what_a_run_without_privacy_loses_and_does_not_refute_psgd
     private = audit_run(small("psgd", rounds=5, privacy=stated), canaries=200)
     assert private.bound <= private.claim <= 0.5
     assert "one run, 200 mislabelled canaries" in private.attack
+
+
+LINEAR: dict[str, Any] = {
+    "clients": {"count": 2},
+    "rounds": 10,
+    "model": {"name": "linear"},
+    "trainer": {"name": "psgd", "sample_rate": 0.25, "learning_rate": 0.5},
+    "privacy": {"budget_epsilon": 8.0, "delta": 1e-5},
+}
+
+
+@pytest.mark.statistical
+def test_random_canaries_and_cosines_bound_what_psgd_loses_in_a_federated_run() -> None:
+    found = audit_run(small("psgd", **LINEAR), canaries=600, attack="gradient")
+    assert 0 < found.bound <= found.claim
+    assert "the cosine of each round's change" in found.attack
+    assert "against the whole privacy profile of its releases" in found.attack
+
+
+@pytest.mark.statistical
+def test_one_run_catches_psgd_that_hardly_adds_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    weakened = mutant(psgd_together, ("normal_(0, deviation,", "normal_(0, deviation / 50,"))
+    monkeypatch.setattr(psgd, "psgd_together", weakened.psgd_together)
+    stated = {"budget_epsilon": 1.0, "delta": 1e-5}
+    found = audit_run(small("psgd", **{**LINEAR, "privacy": stated}), canaries=600, attack="gradient")
+    assert found.refuted, found.lines()
+
+
+def test_an_unknown_attack_is_one_line() -> None:
+    with pytest.raises(ConfigError, match="--attack = 'los': expected loss or gradient"):
+        audit_run(small(), attack="los")  # type: ignore[arg-type]
 
 
 def test_coins_move_no_other_record() -> None:
