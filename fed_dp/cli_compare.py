@@ -19,6 +19,7 @@ from fed_dp.errors import ConfigError, RunError
 if TYPE_CHECKING:
     from fed_dp.audit.finding import Finding
     from fed_dp.comparison.cells import Done
+    from fed_dp.experiment.comparing import Plan
 
 audit = typer.Typer(
     help="Lower bounds on the privacy that is really lost: of a mechanism, a trainer, a whole run.",
@@ -60,6 +61,10 @@ def compare(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. Default: one per core.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Run everything again, whatever is kept.")] = False,
     audits: Annotated[bool, typer.Option("--audit/--no-audit", help="Audit every private row.")] = True,
+    tune: Annotated[
+        bool,
+        typer.Option("--tune", help="Choose from the file's [compare.tune] grid, and count what that costs."),
+    ] = False,
     tensorboard: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Also write the curves for TensorBoard (extra).")
     ] = None,
@@ -95,6 +100,9 @@ def compare(
     console = Console(stderr=as_json, highlight=False)
     watch = _Watch(console, len({cell.experiment.digest for cell in planned.cells}), quiet)
     signal.signal(signal.SIGTERM, interrupt)
+    if tune:
+        _tune(console, planned, runs, jobs=jobs, fresh=fresh, quiet=quiet, as_json=as_json)
+        return
     try:
         folder, found = run(
             planned,
@@ -126,6 +134,49 @@ def compare(
             f"{sum(len(row['failures']) for row in failed)} runs failed; {first['variant']}, ε = "
             f"{first['epsilon']}, seed {seed}: {why}"
         )
+
+
+def _tune(
+    console: Console, planned: Plan, root: Path, *, jobs: int | None, fresh: bool, quiet: bool, as_json: bool
+) -> None:
+    """Choose hyper-parameters, and tell what the choice costs beside what the chosen run does."""
+    from fed_dp.comparison.tuning import tune
+
+    watch = _Watch(console, 0, quiet)
+    try:
+        rows = tune(planned, root=root, jobs=jobs, fresh=fresh, observe=watch)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on where it was")
+        raise typer.Exit(130) from None
+    finally:
+        watch.stop()
+    if as_json:
+        print(json.dumps([row.tables() for row in rows], indent=2))
+        return
+    table = Table(title=f"{planned.name}: the best of a random number of runs")
+    table.add_column("mechanism")
+    for heading in ("chosen", "runs"):
+        table.add_column(heading)
+    for heading in ("chosen run ε", "selection ε", "all runs ε", "accuracy"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(
+            row.variant,
+            ", ".join(f"{key.rpartition('.')[2]} = {value}" for key, value in row.chosen.items()),
+            f"{row.runs} (mean {row.mean_runs:g})",
+            f"{row.epsilon_chosen:.3f}",
+            f"{row.epsilon_selection:.3f}",
+            f"{row.epsilon_all_runs:.3f}",
+            f"{row.test:.4f}",
+        )
+    console.print(table)
+    console.print(
+        "selection ε: for those who see the chosen run and no other; all runs ε: for the server and the "
+        "sites, who see every run. Chosen by one half of the test records, accuracy on the other half.",
+        soft_wrap=True,
+    )
+    for words in dict.fromkeys(f"one {r.unit}, {r.neighbours}, δ = {r.delta:g}" for r in rows):
+        console.print(f"ε protects {words}", soft_wrap=True, markup=False)
 
 
 def _numbers(flag: str, text: str | None) -> list[float]:
@@ -160,7 +211,7 @@ class _Watch:
                 console=console,
             )
             self._bar.start()
-            self._task = self._bar.add_task("", total=total, last="")
+            self._task = self._bar.add_task("", total=total or None, last="")
 
     def __call__(self, done: Done) -> None:
         self._count += 1
@@ -174,7 +225,8 @@ class _Watch:
             self._bar.update(self._task, completed=self._count, last=text[:60])
         elif not self._quiet:
             kept = " (kept)" if done.kept else ""
-            self._console.print(f"{self._count}/{self._total} {text}{kept}", markup=False, soft_wrap=True)
+            of = f"/{self._total}" if self._total else ""
+            self._console.print(f"{self._count}{of} {text}{kept}", markup=False, soft_wrap=True)
 
     def stop(self) -> None:
         """Leave the bar as it is."""
@@ -250,6 +302,10 @@ def audit_trainer(
     confidence: Confidence = 0.95,
     seed: Seed = 1,
     noise: Factor = 1.0,
+    path: Annotated[
+        str | None,
+        typer.Option(help="Of psgd: 'client batches', hooks, ghost, vmap or secure. Default: as it chooses."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run a trainer in two worlds that differ in a canary, and bound what tells them apart."""
@@ -264,6 +320,7 @@ def audit_trainer(
         seed=seed,
         factor=noise,
         confidence=confidence,
+        path=path,
     )
     _tell([found], as_json)
 
@@ -277,6 +334,9 @@ def audit_run(
     ] = None,
     profile: Annotated[str | None, typer.Option("--profile", "-p", metavar="NAME")] = None,
     canaries: Annotated[int, typer.Option(help="Records that are in or out by a fair coin.")] = 300,
+    attack: Annotated[
+        str, typer.Option(help="What canaries are guessed from: loss, or gradient (white box: noise images).")
+    ] = "loss",
     confidence: Confidence = 0.95,
     seed: Seed = 1,
     as_json: Json = False,
@@ -286,7 +346,14 @@ def audit_run(
     from fed_dp.experiment import load_experiment
 
     loaded = load_experiment(experiment, settings or [], wanted_profile=profile)
-    _tell([run(loaded, canaries=canaries, seed=seed, confidence=confidence)], as_json)
+    found = run(
+        loaded,
+        canaries=canaries,
+        seed=seed,
+        confidence=confidence,
+        attack=attack,  # type: ignore[arg-type]  # which is checked
+    )
+    _tell([found], as_json)
 
 
 def _tell(found: list[Finding], as_json: bool) -> None:

@@ -63,7 +63,7 @@ def run_cells(
     found: dict[str, Done] = {}
     todo: dict[str, Cell] = {}
     for cell in cells:
-        folder = _folder(root, cell.experiment)
+        folder = folder_of(root, cell.experiment)
         if cell.experiment.digest in found or cell.experiment.digest in todo:
             continue
         if not fresh and (kept := _kept(cell.experiment, folder)) is not None:
@@ -90,7 +90,8 @@ def _as(done: Done, cell: Cell) -> Done:
     return Done(cell, done.summary, done.lines, done.failure, done.kept)
 
 
-def _folder(root: Path, experiment: Experiment) -> Path:
+def folder_of(root: Path, experiment: Experiment) -> Path:
+    """Return where an experiment's run folder is, or will be."""
     return root / CACHE / experiment.digest[:20]
 
 
@@ -122,7 +123,7 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int, fresh: bool) -> Iterator[
         ordered = sorted(todo.values(), key=lambda cell: -cell.experiment.rounds)
         waiting: dict[Future[dict[str, Any]], Cell] = {}
         for cell in ordered:
-            tables, folder = json.dumps(cell.experiment.tables()), str(_folder(root, cell.experiment))
+            tables, folder = json.dumps(cell.experiment.tables()), str(folder_of(root, cell.experiment))
             waiting[pool.submit(_work, tables, folder, fresh)] = cell
         while waiting:
             ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -139,7 +140,7 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int, fresh: bool) -> Iterator[
                     name = "" if isinstance(error, FedDpError) else f"{type(error).__name__}: "
                     yield Done(cell, {}, [], failure=f"{name}{error}")
                     continue
-                yield Done(cell, summary, RunFolder(_folder(root, cell.experiment)).lines())
+                yield Done(cell, summary, RunFolder(folder_of(root, cell.experiment)).lines())
 
 
 @contextmanager

@@ -44,7 +44,7 @@ def _audit(rows: Sequence[dict[str, Any]], done: Sequence[Done]) -> None:
             continue
         each = cells[row["variant"], row["epsilon"]]
         experiment, size = each.cell.experiment, each.summary["model"]["parameters"]
-        classes = load(experiment.data).classes
+        data = load(experiment.data)
         events = [event for line in each.lines for event in from_json(line["events"])]
-        found = audit_releases(experiment, each.summary["privacy"], events, size=size, classes=classes)
+        found = audit_releases(experiment, each.summary["privacy"], events, size=size, data=data)
         row["audit"] = None if found is None else found.tables()

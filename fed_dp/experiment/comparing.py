@@ -9,6 +9,8 @@ privacy. `[compare]` holds the file's own `epsilons` and `seeds`, and changes to
     seeds = 5
     [compare.at."0.5".variants.psgd.trainer]
     learning_rate = 2.0
+
+`[compare.tune]` declares what may be chosen (see `fed_dp.comparison.tuning`).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,7 @@ class Plan:
     epsilons: tuple[float, ...]
     seeds: tuple[int, ...]
     cells: tuple[Cell, ...]
+    tune: Tables = field(default_factory=dict)  # [compare.tune]: which hyper-parameters may be chosen
 
 
 def plan(
@@ -89,19 +92,30 @@ def plan(
                 level = epsilon if experiment.private else None
                 cells += [_cell(name, experiment, level, seed) for seed in range(1, count + 1)]
     ordered = sorted(cells, key=lambda cell: (cell.epsilon is not None, cell.seed))
-    return Plan(str(tables["name"]), baseline, levels, tuple(range(1, count + 1)), tuple(ordered))
+    return Plan(
+        str(tables["name"]),
+        baseline,
+        levels,
+        tuple(range(1, count + 1)),
+        tuple(ordered),
+        given.get("tune", {}),
+    )
 
 
 def _section(tables: Tables, where: str) -> Tables:
     """Return `[compare]`, and refuse what a comparison would not use."""
     given = tables.pop("compare", {})
-    allowed = {"epsilons", "seeds", "at"}
+    allowed = {"epsilons", "seeds", "at", "tune"}
     if not isinstance(given, dict) or (wrong := set(given) - allowed):
         extra = f"unknown key compare.{min(wrong)}; " if isinstance(given, dict) else ""
         raise ConfigError(f"{where}: {extra}compare: expected a table of {', '.join(sorted(allowed))}")
     levels = given.get("epsilons", [])
     if not isinstance(levels, list) or not all(type(e) in (int, float) for e in levels):
         raise ConfigError(f"{where}: compare.epsilons = {levels!r}: expected a list of numbers above 0")
+    tune = given.get("tune", {})
+    grids = tune.get("grid", {}) if isinstance(tune, dict) else None
+    if not isinstance(grids, dict) or not all(isinstance(each, dict) for each in grids.values()):
+        raise ConfigError(f"{where}: compare.tune: expected runs, and tables as in [compare.tune.grid.NAME]")
     at = given.get("at", {})
     if not isinstance(at, dict) or not all(isinstance(each, dict) for each in at.values()):
         raise ConfigError(f'{where}: compare.at: expected tables, as in [compare.at."0.5".variants.NAME]')
