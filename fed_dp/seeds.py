@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 
 import numpy as np
+from numpy.typing import NDArray
 
 Generator = np.random.Generator
 
@@ -21,6 +22,11 @@ def _sequence(seed: int, purpose: str, *where: int) -> np.random.SeedSequence:
 def generator(seed: int, purpose: str, *where: int) -> Generator:
     """Return the NumPy generator of one purpose at one place (round, client)."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, *where)))
+
+
+def words(seed: int, purpose: str, *where: int, count: int) -> NDArray[np.uint32]:
+    """Return the state of a generator of another library: so many words of 32 bits."""
+    return np.asarray(_sequence(seed, purpose, *where).generate_state(count, np.uint32), np.uint32)
 
 
 def integer(seed: int, purpose: str, *where: int) -> int:

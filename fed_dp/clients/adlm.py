@@ -25,6 +25,7 @@ from fed_dp.mechanisms.functional import (
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.paper import AdlmCnn, targets, to_unit_interval
 from fed_dp.models.relevance import relevance
+from fed_dp.models.streams import torch_generator
 from fed_dp.sharing.update import LARGEST
 
 RELEVANCE = "relevance"  # in the site's state
@@ -58,7 +59,7 @@ class AdlmTrainer:
             kept[RELEVANCE] = self._relevances(weights, site, inputs).tolist()
         bias, inputs, linear, square = self._noisy(site, inputs, kept)
         net.load(weights)
-        order = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
+        order = torch_generator(site.seed, "shuffle", site.round, site.client)
         optimizer = torch.optim.Adam(net.parameters, lr=config.learning_rate)
         for _ in range(config.local_epochs):
             for rows in torch.split(torch.randperm(len(site.y), generator=order), config.batch_size):
@@ -123,7 +124,7 @@ class AdlmTrainer:
         net, network, config = self._net, self._network, self._config
         net.load(weights)
         y = torch.from_numpy(site.y)
-        order = torch.Generator().manual_seed(seeds.integer(site.seed, "relevance", site.client))
+        order = torch_generator(site.seed, "relevance", site.client)
         optimizer = torch.optim.Adam(net.parameters, lr=1e-3)
         outputs = network.head.out_features
         for _ in range(config.relevance_epochs):

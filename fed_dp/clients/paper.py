@@ -27,6 +27,7 @@ from fed_dp.mechanisms.functional import (
 )
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm, targets
+from fed_dp.models.streams import torch_generator
 from fed_dp.sharing.update import LARGEST
 
 LOG_2 = float(np.log(2))
@@ -69,8 +70,8 @@ class PaperTrainer:
         self._place = site
         place = (site.round, site.client)
         with torch.random.fork_rng(devices=[]):  # of dropout
-            torch.manual_seed(seeds.integer(site.seed, "dropout", *place))
-            order = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", *place))
+            torch.set_rng_state(torch_generator(site.seed, "dropout", *place).get_state())
+            order = torch_generator(site.seed, "shuffle", *place)
             for layer in range(self._depth if site.round == 1 else 0):
                 if isinstance(network, AutoEncoder):
                     chosen, objective = self._auto_encoder(network, layer)

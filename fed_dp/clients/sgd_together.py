@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fed_dp import seeds
 from fed_dp.clients.trainer import Fit, Site, Task
 from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork
 from fed_dp.models.flat import flat_rows
 from fed_dp.models.side_by_side import Batches, descend, side_by_side
+from fed_dp.models.streams import torch_generator
 
 
 @torch.no_grad()
@@ -28,7 +28,7 @@ def sgd_together(config: Sgd, net: FlatNetwork, tasks: Sequence[Task]) -> list[F
 
 def batch_rows(config: Sgd, site: Site) -> list[Tensor]:
     """Return the rows of every batch of a client's round, in order."""
-    shuffle = torch.Generator().manual_seed(seeds.integer(site.seed, "shuffle", site.round, site.client))
+    shuffle = torch_generator(site.seed, "shuffle", site.round, site.client)
     rows: list[Tensor] = []
     for _ in range(config.local_epochs):
         rows += torch.split(torch.randperm(len(site.y), generator=shuffle), config.batch_size)

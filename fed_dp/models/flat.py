@@ -33,7 +33,7 @@ class FlatNetwork:
         device: torch.device | None = None,
         options: Options | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.shape = name, shape
         self.network = build(name, shape, classes, options).to(device or torch.device("cpu"))
         self.parameters: list[Tensor] = list(self.network.parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dp import seeds
 from fed_dp.clients.sgd import SgdTrainer
 from fed_dp.clients.trainer import Site
 from fed_dp.experiment import Sgd
 from fed_dp.models import FlatNetwork
+from fed_dp.models.streams import torch_generator
 
 
 def records() -> tuple[np.ndarray, np.ndarray]:
@@ -38,7 +38,7 @@ def test_the_written_out_step_equals_torch_optim(options: dict[str, float]) -> N
     optimizer = torch.optim.SGD(
         reference.network.parameters(), 0.1, momentum=config.momentum, weight_decay=config.weight_decay
     )
-    shuffle = torch.Generator().manual_seed(seeds.integer(9, "shuffle", 2, 4))
+    shuffle = torch_generator(9, "shuffle", 2, 4)
     steps = 0
     for _ in range(config.local_epochs):
         for rows in torch.split(torch.randperm(30, generator=shuffle), 7):
@@ -75,7 +75,7 @@ def test_selective_sgd_changes_only_the_largest_share_in_each_step(theta: float,
     net.load(start)
     velocity = [0.0] * net.size
     count = int(theta * net.size)
-    shuffle = torch.Generator().manual_seed(seeds.integer(9, "shuffle", 2, 4))
+    shuffle = torch_generator(9, "shuffle", 2, 4)
     for rows in torch.split(torch.randperm(30, generator=shuffle), 7):
         loss = torch.nn.functional.nll_loss(net.network(torch.from_numpy(x)[rows]), torch.from_numpy(y)[rows])
         parts = torch.autograd.grad(loss, net.parameters)

@@ -1,0 +1,82 @@
+"""Whether a network treats every record by itself, found out numerically.
+
+The guarantees of pSGD and of statistics bound one record's part of a sum. Where the output or the gradient
+of a record depends on the others in its batch (a mean over the batch, a running statistic), there is none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fed_dp.errors import ModelError
+from fed_dp.models.networks import Shape
+
+BATCHES = (2, 5)  # records in the random batches that are tried
+TOLERANCE = 1e-4  # relative: far above rounding
+_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def check_independent(
+    network: nn.Module, shape: Shape, *, name: str, seen: Callable[[nn.Module, Tensor], Tensor] | None = None
+) -> None:
+    """Refuse a network in which records of a batch depend on each other, in training mode.
+
+    By default its outputs and gradients are looked at; with `seen`, what that returns of records instead.
+    Dropout, which is drawn anew for each record, is left out.
+
+    Raises
+    ------
+    ModelError
+        Naming the network and what depends on other records.
+    """
+    network = copy.deepcopy(network).train()
+    for module in network.modules():
+        if isinstance(module, _DROPOUT):
+            module.eval()
+    source = torch.Generator().manual_seed(0)
+    buffers = {key: value.clone() for key, value in network.named_buffers()}
+    for count in BATCHES:
+        x = torch.randn(count, *shape, generator=source).to(_device(network))
+        if seen is not None:
+            with torch.no_grad():
+                alone = torch.cat([seen(network, part) for part in torch.split(x, 1)])
+                _compare(name, "features", seen(network, x), alone)
+        else:
+            _compare_training(network, x, name, source)
+    if any(not torch.equal(value, buffers[key]) for key, value in network.named_buffers()):
+        raise ModelError(
+            f"model.name = {name!r} keeps something of the records that it sees (a buffer changes): no "
+            "guarantee for one record holds; expected layers without running statistics, such as GroupNorm"
+        )
+
+
+def _compare_training(network: nn.Module, x: Tensor, name: str, source: torch.Generator) -> None:
+    """Compare outputs, and the gradient of a random function of them."""
+    together, alone = network(x), torch.cat([network(part) for part in torch.split(x, 1)])
+    _compare(name, "output", together.detach(), alone.detach())
+    direction = torch.randn(together.shape, generator=source).to(x.device)
+    parameters = [p for p in network.parameters() if p.requires_grad]
+    gradients = [torch.autograd.grad((each * direction).sum(), parameters) for each in (together, alone)]
+    for found, wanted in zip(*gradients, strict=True):
+        _compare(name, "gradient", found, wanted)
+
+
+def _compare(name: str, what: str, together: Tensor, alone: Tensor) -> None:
+    scale = float(torch.nan_to_num(alone).abs().max()) if alone.numel() else 0.0
+    if together.shape == alone.shape and torch.allclose(
+        together, alone, rtol=0, atol=TOLERANCE * scale + 1e-12, equal_nan=True
+    ):
+        return
+    raise ModelError(
+        f"model.name = {name!r}: the {what} of a record depends on the other records of its batch: no "
+        "guarantee for one record holds; expected layers that treat each record by itself, such as GroupNorm "
+        "in place of BatchNorm"
+    )
+
+
+def _device(network: nn.Module) -> torch.device:
+    return next((p.device for p in network.parameters()), torch.device("cpu"))
