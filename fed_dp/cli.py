@@ -374,7 +374,7 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
     for account, entries in accounts:
         table.add_row(
             account.site,
-            f"{account.spent:.4g}",
+            account.spent_text,
             f"{account.budget.epsilon:g}",
             f"{account.budget.delta:g}",
             str(len(entries)),
@@ -390,7 +390,11 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
         return
     for entry in accounts[0][1]:
         event, promise = entry.event, entry.event.promise
-        what = ", ".join(f"{k} {v:g}" for k, v in event.tables()["release"].items() if k != "mechanism")
+        what = ", ".join(
+            f"{key} {value if isinstance(value, str) else f'{value:g}'}"
+            for key, value in event.tables()["release"].items()
+            if key != "mechanism"
+        )
         console.print(
             f"{entry.number}: {entry.when or 'simulated'}, round {event.round}, {event.release.mechanism} "
             f"({what}), {promise.status} per {promise.unit}, noise: {event.noise_source}",
@@ -418,7 +422,7 @@ def verify_ledger(
     for name in names:
         account, entries = Ledger(file, name).read(known=mark)
         budget = account.budget
-        print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent:.4g} of {budget.epsilon:g}")
+        print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent_text} of {budget.epsilon:g}")
 
 
 def _ledger_file(path: Path) -> Path:

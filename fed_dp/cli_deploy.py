@@ -78,6 +78,26 @@ def revoke_site(
     print(f"{name}: revoked; restart the server. A new key lets it in again: fed-dp deploy rekey")
 
 
+@deploy.command("forget")
+def forget_ledger(
+    folder: ServerFolder,
+    name: Annotated[str, typer.Argument(help="The site whose ledger was replaced on purpose.")],
+) -> None:
+    """Forget a site's ledger, so that it may take part with another one. No run may be going on.
+
+    What was charged to the old ledger is not charged to the new one: only the site's own engineer can say
+    that it is right to begin again.
+    """
+    from fed_dp.deploy.server_file import ServerHome
+    from fed_dp.strategies.marks import Marks
+
+    if not (count := Marks(ServerHome(folder).runs).forget(name)):
+        raise ConfigError(f"no ledger of a site {name!r} is remembered in {folder}")
+    print(
+        f"{name}: {count} ledger{'s' if count > 1 else ''} forgotten; the next run takes the one that it has"
+    )
+
+
 @deploy.command("rekey")
 def rekey_site(
     folder: Annotated[Path, typer.Argument(help="The provisioned folder.")],
@@ -330,7 +350,7 @@ def demo(
         budget = account.budget
         ledgers.add_row(
             account.site,
-            f"{account.spent:.4g}",
+            account.spent_text,
             f"{budget.epsilon:g}",
             f"{budget.delta:g}",
             str(account.number),
@@ -350,7 +370,8 @@ def _site_status(folder: Path, as_json: bool) -> None:
     if as_json:
         told: dict[str, Any] = {
             "site": own.name,
-            "spent": account.spent,
+            "spent": None if account.unprotected else account.spent,  # no bound
+            "metered": account.metered,
             "epsilon": budget.epsilon,
             "delta": budget.delta,
             "charges": len(entries),
@@ -360,7 +381,7 @@ def _site_status(folder: Path, as_json: bool) -> None:
         print(json.dumps(told, indent=2))
         return
     print(
-        f"{own.name}: spent ε = {account.spent:.4g} of {budget.epsilon:g}, δ = {budget.delta:g}, in "
+        f"{own.name}: spent ε = {account.spent_text} of {budget.epsilon:g}, δ = {budget.delta:g}, in "
         f"{len(entries)} charges over all runs"
     )
     if last is not None:

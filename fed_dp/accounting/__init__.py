@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fed_dp.accounting.account import Account, Budget, Entry
-from fed_dp.accounting.composition import epsilon, noise_multiplier, pure_epsilon, pure_share
+from fed_dp.accounting.composition import epsilon, noise_multiplier, pure_epsilon, pure_share, total
 from fed_dp.accounting.events import (
     Event,
     Gaussian,
@@ -11,6 +11,7 @@ from fed_dp.accounting.events import (
     Release,
     SampledGaussian,
     SparseVector,
+    Unprotected,
     from_json,
     to_json,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "SampledGaussian",
     "SparseVector",
     "Statement",
+    "Unprotected",
     "epsilon",
     "from_json",
     "noise_multiplier",
@@ -41,4 +43,5 @@ __all__ = [
     "spread",
     "statement",
     "to_json",
+    "total",
 ]

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fed_dp.accounting.composition import LEAST_DELTA, Groups, epsilon
-from fed_dp.accounting.events import Event, Release, event_of, plain, release_of
+from fed_dp.accounting.composition import LEAST_DELTA, total
+from fed_dp.accounting.events import Charge, Event, Unprotected, event_of, plain, release_of
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
 _ROUNDING = 1 + 1e-9  # n equal parts of a budget may add up to a bit more than it
@@ -32,9 +33,9 @@ class Budget:
         if not (isinstance(self.delta, float | int) and (self.delta == 0 or LEAST_DELTA <= self.delta < 1)):
             raise PrivacyError(f"budget delta = {self.delta!r}: expected 0, or from {LEAST_DELTA:g} to 1")
 
-    def pays(self, releases: dict[Release, int]) -> bool:
-        """Return whether all these releases together stay within it."""
-        return epsilon(releases, delta=self.delta) <= self.epsilon * _ROUNDING
+    def pays(self, charges: dict[Charge, int]) -> bool:
+        """Return whether all these charges together stay within it."""
+        return total(charges, delta=self.delta) <= self.epsilon * _ROUNDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,9 @@ class Account:
     budget: Budget
     number: int
     head: str
-    releases: Groups = ()
+    charges: tuple[tuple[Charge, int], ...] = ()  # what was charged with noise, and how often
+    unprotected: int = 0  # how often records' uploads left without noise, as the site allowed
+    scores: int = 0  # how often scores on its test records did
 
     @classmethod
     def open(cls, site: str, identity: str, budget: Budget) -> Account:
@@ -83,8 +86,18 @@ class Account:
 
     @property
     def spent(self) -> float:
-        """The ε of everything charged, at the budget's δ."""
-        return epsilon(dict(self.releases), delta=self.budget.delta)
+        """The ε of everything released about its training records, at the budget's δ: ∞ without noise."""
+        return math.inf if self.unprotected else self.metered
+
+    @property
+    def metered(self) -> float:
+        """The ε of everything charged with noise, at the budget's δ: what the budget is compared with."""
+        return total(dict(self.charges), delta=self.budget.delta)
+
+    @property
+    def spent_text(self) -> str:
+        """What was spent, as it stands in tables."""
+        return f"no bound (with noise: {self.metered:.4g})" if self.unprotected else f"{self.metered:.4g}"
 
     @property
     def mark(self) -> str:
@@ -95,18 +108,11 @@ class Account:
         """Return the account with one more entry, and the entry.
 
         Raises BudgetExceeded when the budget cannot pay. `ahead` says how many such releases are
-        planned in all: if the budget pays for all of them, fewer need not be added up again.
+        planned in all: if the budget pays for all of them, fewer need not be added up again. What is
+        released without noise is entered, too: no budget bounds it, so it is for the site's file to refuse.
         """
-        after = self._plus(event)
-        foreseen = (
-            len(after) == 1 and after[event.release] <= ahead and _plan(self.budget, event.release, ahead)
-        )
-        if not foreseen and not self.budget.pays(after):
-            raise BudgetExceeded(
-                f"client {event.client}, round {event.round}: this round would bring ε to "
-                f"{epsilon(after, delta=self.budget.delta):.3f}, over the budget of {self.budget.epsilon:g} "
-                f"(δ = {self.budget.delta:g}); nothing was sent"
-            )
+        if not isinstance(event.release, Unprotected):
+            self._check(event, ahead)
         entry = Entry.make(self.number + 1, self.head, event, when)
         return self._with(entry), entry
 
@@ -120,31 +126,49 @@ class Account:
             account = account._with(entry)
         return account
 
-    def _plus(self, event: Event) -> dict[Release, int]:
-        after = dict(self.releases)
-        after[event.release] = after.get(event.release, 0) + 1
+    def _check(self, event: Event, ahead: int) -> None:
+        after = self._plus(event)
+        foreseen = (
+            len(after) == 1 and after[event.charge] <= ahead and _plan(self.budget, event.charge, ahead)
+        )
+        if not foreseen and not self.budget.pays(after):
+            raise BudgetExceeded(
+                f"client {event.client}, round {event.round}: this round would bring ε to "
+                f"{total(after, delta=self.budget.delta):.3f}, over the budget of {self.budget.epsilon:g} "
+                f"(δ = {self.budget.delta:g}); nothing was sent"
+            )
+
+    def _plus(self, event: Event) -> dict[Charge, int]:
+        after = dict(self.charges)
+        after[event.charge] = after.get(event.charge, 0) + 1
         return after
 
     def _with(self, entry: Entry) -> Account:
-        releases = tuple(self._plus(entry.event).items())
-        return replace(self, number=entry.number, head=entry.seal, releases=releases)
+        after = replace(self, number=entry.number, head=entry.seal)
+        if not isinstance(release := entry.event.release, Unprotected):
+            return replace(after, charges=tuple(self._plus(entry.event).items()))
+        if release.of == "scores":
+            return replace(after, scores=self.scores + 1)
+        return replace(after, unprotected=self.unprotected + 1)
 
     def to_json(self) -> str:
         """Write the account for a virtual client's state."""
-        releases = [(plain(release), count) for release, count in self.releases]
-        return json.dumps({**plain(self), "budget": plain(self.budget), "releases": releases})
+        charges = [(plain(release), relation, count) for (release, relation), count in self.charges]
+        return json.dumps({**plain(self), "budget": plain(self.budget), "charges": charges})
 
     @classmethod
     def from_json(cls, text: str) -> Account:
         """Read an account."""
         item = json.loads(text)
-        releases = tuple((release_of(release), int(count)) for release, count in item["releases"])
-        return cls(**{**item, "budget": Budget(**item["budget"]), "releases": releases})
+        charges = tuple(
+            ((release_of(release), relation), int(count)) for release, relation, count in item["charges"]
+        )
+        return cls(**{**item, "budget": Budget(**item["budget"]), "charges": charges})
 
 
 @lru_cache(maxsize=256)
-def _plan(budget: Budget, release: Release, ahead: int) -> bool:
-    return budget.pays({release: ahead})
+def _plan(budget: Budget, charge: Charge, ahead: int) -> bool:
+    return budget.pays({charge: ahead})
 
 
 def _hash(content: dict[str, Any]) -> str:

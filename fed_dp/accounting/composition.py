@@ -3,7 +3,10 @@
 Three ways, the best that applies: the exact sum of pure ε (δ = 0); the exact curve of Gaussians (any
 number of them are one Gaussian); and privacy loss distributions of dp-accounting for any mixture,
 rounded to the private side, so that every ε is an upper bound. Of valid bounds the least is taken.
-Each release counts for the neighbours of its own guarantee; together they hold for the weakest.
+
+Each release is charged for the neighbours of its own guarantee. Where some are for records that are replaced,
+`total` composes all of them for that: a sum whose neighbours add, remove or zero out a record has twice the
+sensitivity where one is replaced. (ε itself does not just double: at a fixed δ it more than doubles.)
 """
 
 from __future__ import annotations
@@ -11,17 +14,25 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import dp_accounting
+import numpy as np
+from dp_accounting import NeighboringRelation as Relation
 from dp_accounting.mechanism_calibration import NoBracketIntervalFoundError
-from dp_accounting.pld import PLDAccountant, common
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.pld import common as pld_common
 from dp_accounting.pld import privacy_loss_distribution as pld
+from numpy.typing import NDArray
 
-from fed_dp.accounting.events import Gaussian, Release, SampledGaussian, SparseVector
+from fed_dp.accounting.events import Charge, Gaussian, Laplace, Release, SampledGaussian, SparseVector
+from fed_dp.accounting.guarantee import common
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import gaussian_epsilon
+from fed_dp.mechanisms.gaussian import gaussian_delta
+from fed_dp.mechanisms.noise import Reals
 
 LEAST_NOISE = 0.25  # σ below this is no protection worth the name
 GRID = 1e-3  # step of the discretised privacy loss; costs less than 0.1 % of ε here
@@ -29,28 +40,74 @@ SLACK = 1e-12  # of δ, for the rounding errors of composing distributions (1e-1
 LEAST_DELTA = 1e-10  # below, rounding errors could matter
 MOST_PURE = 5000.0  # a sum beyond which, …
 LARGEST_PURE = 50.0  # … and a single ε beyond which a distribution takes long and gains nothing
-Groups = tuple[tuple[Release, int], ...]
 
 
-def balance(releases: Iterable[Release] | Mapping[Release, int]) -> Groups:
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """SampledGaussian, composed for records that are replaced."""
+
+    noise_multiplier: float  # σ, in units of the clip C
+    sample_rate: float  # q
+    steps: int
+    pure = None
+
+
+Part = Release | Replaced
+Exact = NDArray[np.float64]
+Groups = tuple[tuple[Part, int], ...]
+
+
+def total(charges: Iterable[Charge] | Mapping[Charge, int], *, delta: float) -> float:
+    """Return ε of all charges together, for the strongest neighbours that any of them is for."""
+    return _epsilon(balance(_parts(charges)), delta)
+
+
+def _parts(charges: Iterable[Charge] | Mapping[Charge, int]) -> Counter[Part]:
+    """Return what is composed: each release for the strongest neighbours that any of them is for."""
+    counted = Counter(charges)
+    replaced = common(relation for _, relation in counted) == "replace one"
+    parts: Counter[Part] = Counter()
+    for (release, relation), count in counted.items():
+        doubled = replaced and relation not in (None, "replace one")
+        parts[for_replacement(release) if doubled else release] += count
+    return parts
+
+
+def for_replacement(release: Release) -> Part:
+    """Return what a sum of records is for neighbours that replace one: of twice the sensitivity."""
+    match release:
+        case Gaussian():
+            return Gaussian(release.noise_multiplier / 2)
+        case Laplace():
+            return Laplace(2 * release.epsilon)
+        case SparseVector():
+            return SparseVector(2 * release.epsilon, release.count)
+        case SampledGaussian():
+            return Replaced(release.noise_multiplier, release.sample_rate, release.steps)
+        case _:
+            return release
+
+
+def balance(releases: Iterable[Part] | Mapping[Part, int]) -> Groups:
     """Return how often each release was made, in a fixed order."""
-    steps: Counter[Release] = Counter()
+    steps: Counter[Part] = Counter()
     for release, count in Counter(releases).items():
-        if isinstance(release, SampledGaussian):  # steps of one kind are one kind, in however many rounds
-            steps[SampledGaussian(release.noise_multiplier, release.sample_rate, 1)] += count * release.steps
+        if isinstance(release, SampledGaussian | Replaced):  # steps of one kind are one kind
+            one = type(release)(release.noise_multiplier, release.sample_rate, 1)
+            steps[one] += count * release.steps
         else:
             steps[release] += count
     return tuple(sorted(((r, n) for r, n in steps.items() if n), key=repr))
 
 
-def epsilon(releases: Iterable[Release] | Mapping[Release, int], *, delta: float) -> float:
-    """Return ε such that all releases together are (ε, δ)-DP for everyone they all touch."""
+def epsilon(releases: Iterable[Part] | Mapping[Part, int], *, delta: float) -> float:
+    """Return ε such that all releases together are (ε, δ)-DP, each for the neighbours it is made for."""
     return _epsilon(balance(releases), delta)
 
 
-def pure_epsilon(releases: Iterable[Release] | Mapping[Release, int]) -> float | None:
+def pure_epsilon(charges: Iterable[Charge] | Mapping[Charge, int]) -> float | None:
     """Return the exact sum of pure ε, which holds at δ = 0; None when a release is not pure."""
-    groups = balance(releases)
+    groups = balance(_parts(charges))
     return None if any(r.pure is None for r, _ in groups) else _sum(groups)
 
 
@@ -84,7 +141,22 @@ def _one_gaussian(gaussians: Groups) -> float:
     )
 
 
+def deltas(releases: Iterable[Part] | Mapping[Part, int], epsilons: Reals) -> Exact:
+    """Return δ at each ε ≥ 0: the whole privacy profile of releases with Gaussian noise, from above."""
+    groups = balance(releases)
+    if all(isinstance(r, Gaussian) for r, _ in groups):
+        one = _one_gaussian(groups)
+        return np.array([gaussian_delta(float(each), one) for each in epsilons])
+    found: Exact = np.asarray(_composed(groups).get_delta_for_epsilon(list(epsilons)), np.float64)
+    return found
+
+
 def _by_distribution(groups: Groups, delta: float) -> float:
+    return float(_composed(groups).get_epsilon_for_delta(delta - SLACK))
+
+
+def _composed(groups: Groups) -> Any:
+    """Return the distribution of the privacy loss of all releases together."""
     smallest = min((r.pure for r, _ in groups if r.pure is not None), default=1.0)
     mixed = any(r.pure is None for r, _ in groups)
     finest = 1e-4 if mixed else _sum(groups) / 1e6
@@ -93,17 +165,27 @@ def _by_distribution(groups: Groups, delta: float) -> float:
     whole = each[0]
     for other in each[1:]:
         whole = whole.compose(other)
-    return float(whole.get_epsilon_for_delta(delta - SLACK))
+    return whole
 
 
-def _distribution(release: Release, grid: float) -> Any:
+def _distribution(release: Part, grid: float) -> Any:
+    """Return a distribution of the privacy loss that dominates that of every pair of neighbours.
+
+    Where a sampled record is replaced, that is the pair (1 − q) N(0, σ²) + q N(±1, σ²): for gradients v, v′
+    of norm 1 at most and any event S of probability m under N(0, σ²), N(v, σ²) gives S at most
+    Φ(Φ⁻¹(m) + 1/σ) and N(v′, σ²) at least Φ(Φ⁻¹(m) − 1/σ) (Neyman and Pearson); in that pair, S = {x > c}
+    attains both. So its hockey-stick divergence is the largest at every α.
+    """
     if release.pure is not None:
         return pld.from_privacy_parameters(
-            common.DifferentialPrivacyParameters(release.pure), value_discretization_interval=grid
+            pld_common.DifferentialPrivacyParameters(release.pure), value_discretization_interval=grid
         )
-    rate = release.sample_rate if isinstance(release, SampledGaussian) else 1.0
+    replaced = isinstance(release, Replaced)
     return pld.from_gaussian_mechanism(
-        release.noise_multiplier, value_discretization_interval=grid, sampling_prob=rate
+        release.noise_multiplier,
+        value_discretization_interval=grid,
+        sampling_prob=getattr(release, "sample_rate", 1.0),
+        neighboring_relation=Relation.REPLACE_ONE if replaced else Relation.ADD_OR_REMOVE_ONE,
     )
 
 
@@ -117,7 +199,7 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
         return LEAST_NOISE
     try:
         sigma = dp_accounting.calibrate_dp_mechanism(
-            lambda: PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE, GRID),
+            lambda: PLDAccountant(Relation.ADD_OR_REMOVE_ONE, GRID),
             lambda value: dp_accounting.SelfComposedDpEvent(
                 dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(value)), steps
             ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
-from fed_dp.accounting.guarantee import GUARANTEES, Guarantee
+from fed_dp.accounting.guarantee import GUARANTEES, Guarantee, Neighbours
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import NoiseSource
 
@@ -75,13 +76,30 @@ class SampledGaussian:
         _whole("steps", self.steps, least=0)
 
 
-Release = Laplace | SparseVector | Gaussian | SampledGaussian
+@dataclass(frozen=True, slots=True)
+class Unprotected:
+    """A release without noise: an upload of an experiment that protects nobody, or scores on test records."""
+
+    of: Literal["upload", "scores"]
+    mechanism: str = field(default="none", init=False, repr=False)
+    pure = math.inf
+
+    def __post_init__(self) -> None:
+        if self.of not in ("upload", "scores"):
+            raise PrivacyError(f"of = {self.of!r}: expected upload or scores")
+
+
+Release = Laplace | SparseVector | Gaussian | SampledGaussian | Unprotected
 _RELEASES: dict[str, type[Release]] = {
     "laplace": Laplace,
     "sparse_vector": SparseVector,
     "gaussian": Gaussian,
     "sampled_gaussian": SampledGaussian,
+    "none": Unprotected,
 }
+
+
+Charge = tuple[Release, Neighbours | None]  # None: for any change of a site's records
 
 
 def plain(item: Any) -> dict[str, Any]:
@@ -107,7 +125,12 @@ class Event:
     guarantee: str
     round: int
     client: int
-    noise_source: NoiseSource
+    noise_source: NoiseSource | Literal["none"]
+
+    @property
+    def charge(self) -> Charge:
+        """The release, and for which neighbours it is charged."""
+        return self.release, self.promise.relation
 
     @property
     def promise(self) -> Guarantee:
@@ -143,7 +166,8 @@ def event_of(item: dict[str, Any]) -> Event:
     event = Event(**{**item, "release": release_of(item["release"])})
     if event.guarantee not in GUARANTEES:
         raise ValueError(f"guarantee = {event.guarantee!r}")
-    if event.noise_source not in get_args(NoiseSource):
+    noise: tuple[str, ...] = ("none",) if event.release.mechanism == "none" else get_args(NoiseSource)
+    if event.noise_source not in noise or (event.guarantee == "none") != (noise == ("none",)):
         raise ValueError(f"noise_source = {event.noise_source!r}")
     for key in ("round", "client"):
         if type(value := getattr(event, key)) is not int or value < 0:

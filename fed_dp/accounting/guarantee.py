@@ -3,21 +3,34 @@
 proved    there is a proof, and the code is held to its conditions
 claimed   a paper says so; its proof does not cover what is done, or nobody has checked it
 refuted   a counterexample is known: the stated ε does not hold
+none      released without noise: no ε bounds it
+
+Neighbours are two data sets of one site that differ in one record (or, where the unit is a participant, in
+all of them):
+
+add/remove one   one of them has a record more. The number of records n is protected, too: nothing that is
+                 released is divided by n or tells it
+zero-out one     in one of them a null record stands in a record's place, one that contributes nothing. Both
+                 have the same n, which is public: sums are divided by it
+replace one      one record differs. Both have the same n, which is public. The strongest of the three for
+                 what it protects of a record: at twice the sensitivity, the others imply it
 
 Events name their guarantee; the words live here, once.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-Status = Literal["proved", "claimed", "refuted"]
+Status = Literal["proved", "claimed", "refuted", "none"]
 Unit = Literal["record", "participant"]
-Neighbours = Literal["add/remove one", "replace one"]
+Neighbours = Literal["add/remove one", "zero-out one", "replace one"]
 
+PUBLIC_COUNT = "the number of records of each site is public"
+DECLARED_COUNT = "data.expected_records is public, and was not chosen by looking at the records"
 ASSUMPTIONS = (
-    "the number of records of each site is public",
     "bounds, categories and standardisation constants are public",
     "test records are the server's and are not protected: every score is computed on them as they are",
     "choosing hyper-parameters is not counted",
@@ -33,21 +46,44 @@ class Guarantee:
     unit: Unit
     neighbours: Neighbours
     reason: str
-    assumptions: tuple[str, ...] = ASSUMPTIONS
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What it rests on beside its proof."""
+        if self.unit == "participant":
+            return ASSUMPTIONS
+        return (DECLARED_COUNT if self.neighbours == "add/remove one" else PUBLIC_COUNT, *ASSUMPTIONS)
+
+    @property
+    def relation(self) -> Neighbours | None:
+        """Which neighbours a record's total is composed for; None: it holds for any change of records."""
+        return None if self.unit == "participant" else self.neighbours
 
 
+def common(relations: Iterable[Neighbours | None]) -> Neighbours | None:
+    """Return for which neighbours a total of such guarantees can be stated: the strongest among them."""
+    found = {relation for relation in relations if relation is not None}
+    return max(found, key=get_args(Neighbours).index, default=None)
+
+
+_PSGD = (
+    "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson samples, each record's gradient clipped, "
+    "sums divided by the sample rate times {}, composed over all steps of all rounds by privacy loss "
+    "distributions"
+)
+_SUMS = (
+    "sums over records of vectors of bounded norm, divided by {}, released once with Gaussian or Laplace "
+    "noise (functional mechanism on an encoder that no record decides, or that was released before); "
+    "everything after that, in however many rounds, is computed from what was released"
+)
 _SITE = "; it holds for all records of a site at once, because truncation bounds any change"
 
 GUARANTEES = {
     guarantee.name: guarantee
     for guarantee in (
+        Guarantee("psgd", "proved", "record", "zero-out one", _PSGD.format("the public number of records")),
         Guarantee(
-            "psgd",
-            "proved",
-            "record",
-            "add/remove one",
-            "subsampled Gaussian mechanism (Abadi et al. 2016), Poisson samples, each record's gradient "
-            "clipped, composed over all steps of all rounds by privacy loss distributions",
+            "psgd_add_remove", "proved", "record", "add/remove one", _PSGD.format("a declared public number")
         ),
         Guarantee(
             "sparse_vector",
@@ -82,13 +118,14 @@ GUARANTEES = {
             "looking at the records, clipped in L2 norm" + _SITE,
         ),
         Guarantee(
-            "statistics",
+            "statistics", "proved", "record", "zero-out one", _SUMS.format("the public number of records")
+        ),
+        Guarantee(
+            "statistics_add_remove",
             "proved",
             "record",
             "add/remove one",
-            "sums over records of vectors of bounded norm, released once with Gaussian or Laplace noise "
-            "(functional mechanism on an encoder that no record decides, or that was released before); "
-            "everything after that, in however many rounds, is computed from what was released",
+            _SUMS.format("a declared public number"),
         ),
         Guarantee(
             "dpa_paper",
@@ -146,9 +183,10 @@ GUARANTEES = {
             "proved",
             "record",
             "replace one",
-            "output perturbation (Rubinstein et al. 2012; Chaudhuri et al. 2011): ½‖w‖² + (C/n) Σ hinge with "
-            "‖z‖ ≤ 1 is 1-strongly convex, so that one record moves w by at most 2C/n, and by as much more "
-            "as the solver's certified accuracy allows; several one-vs-rest problems share the budget",
+            "output perturbation (Rubinstein et al. 2012; Chaudhuri et al. 2011): ½‖w‖² + (C/n) Σ smoothed "
+            "hinge with ‖z‖ ≤ 1 is 1-strongly convex, so that one record moves w by at most 2C/n, and by as "
+            "much more as the accuracy of a fixed number of steps allows; several one-vs-rest problems share "
+            "the budget",
         ),
         Guarantee(
             "svm_paper",
@@ -166,6 +204,13 @@ GUARANTEES = {
             "Eq. 3 of Li et al. 2014 as printed does not divide C by n, but the noise is: one record moves w "
             "by up to 2C, which costs nε/2",
         ),
+        Guarantee(
+            "none",
+            "none",
+            "record",
+            "add/remove one",
+            "released without noise, as the site's own file allows: no ε bounds what it tells",
+        ),
     )
 }
-WORST: tuple[Status, ...] = ("refuted", "claimed", "proved")
+WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proved")

@@ -3,7 +3,8 @@
 SQLite with a write-ahead log and full synchronisation: when `charge` returns, the charge is on disk;
 only then may noise be drawn. What was sent is kept beside it until the next, so that a retry
 sends the same bytes again and costs nothing. An older copy put back in place is found by the mark
-(number and seal of the last entry) that the server has recorded.
+(number and seal of the last entry) that the server has recorded, and by the one in the site's own witness,
+a small file elsewhere that is written after every charge.
 
 site    name, identity, budget (sealed), number and seal of the last entry
 entry   one charge each, chained by seals
@@ -40,8 +41,8 @@ PATIENCE = 30.0  # seconds to wait for another process that is charging
 class Ledger:
     """One site's account in a file. Nothing is remembered between calls: the file is what counts."""
 
-    def __init__(self, path: Path, site: str | None = None) -> None:
-        self.path, self._site = path, site
+    def __init__(self, path: Path, site: str | None = None, *, witness: Path | None = None) -> None:
+        self.path, self._site, self._witness = path, site, witness
 
     @classmethod
     def create(cls, path: Path, *, site: str, budget: Budget) -> Ledger:
@@ -80,6 +81,8 @@ class Ledger:
             db.execute(
                 "UPDATE site SET number = ?, seal = ? WHERE name = ?", (after.number, after.head, after.site)
             )
+        if self._witness is not None:
+            _write_witness(self._witness, after)
         return after
 
     def keep(self, account: Account, *, experiment: str, question: str, body: bytes, slot: str = "") -> None:
@@ -104,6 +107,15 @@ class Ledger:
             if found[1] != _seal(account, question, body):
                 raise LedgerFault("what was kept in the outbox has been changed")
             return body
+
+    def slots(self, *, experiment: str) -> set[str]:
+        """Return the slots in which something is kept that was sent in this experiment."""
+        with self._open() as db:
+            account, _ = self._read(db, None)
+            rows = db.execute(
+                "SELECT slot FROM outbox WHERE site = ? AND experiment = ?", (account.site, experiment)
+            )
+            return {slot for (slot,) in rows}
 
     # --------------------------------------------------------------------------------- inside
 
@@ -138,23 +150,56 @@ class Ledger:
             raise LedgerFault(
                 f"site {name!r} has {account.number} entries where {number} were written: some were removed"
             )
-        _contains(start, entries, known)
+        _contains(start, entries, known, who="the server")
+        if self._witness is not None:
+            _contains(start, entries, _read_witness(self._witness, account), who="this site's witness")
         return account, entries
 
 
-def _contains(start: Account, entries: Sequence[Entry], known: str | None) -> None:
-    """Refuse a chain in which the mark that the server has recorded does not occur."""
+def _contains(start: Account, entries: Sequence[Entry], known: str | None, *, who: str) -> None:
+    """Refuse a chain in which a mark that somebody has recorded does not occur."""
     if not known:
         return
     number, _, seal = known.partition(":")
     seals = [start.head, *(entry.seal for entry in entries)]
     if not number.isdecimal() or int(number) >= len(seals):
         raise LedgerFault(
-            f"the server has seen entry {number[:20]}, this ledger ends at {len(seals) - 1}: it was rolled "
+            f"{who} has seen entry {number[:20]}, this ledger ends at {len(seals) - 1}: it was rolled "
             "back to an older copy; put the newest one back"
         )
     if seals[int(number)] != seal:
-        raise LedgerFault(f"entry {number} is not the one that the server has seen: this is another ledger")
+        raise LedgerFault(f"entry {number} is not the one that {who} has seen: this is another ledger")
+
+
+def _read_witness(path: Path, account: Account) -> str | None:
+    """Return the last mark of this ledger that was written here; None before its first charge."""
+    try:
+        identity, _, mark = path.read_text().strip().partition(" ")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise LedgerFault(f"witness {path} cannot be read ({type(error).__name__})") from None
+    if identity != account.identity:
+        raise LedgerFault(
+            f"witness {path} is of another ledger: what was charged there would be forgotten; put that "
+            "ledger back, or, if this site gave it up on purpose, remove the witness"
+        )
+    return mark
+
+
+def _write_witness(path: Path, account: Account) -> None:
+    """Write the mark after a charge. If that fails nothing is sent; the charge counts."""
+    try:
+        partial = path.with_name(f".{path.name}.part")
+        with open(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as out:
+            out.write(f"{account.identity} {account.mark}\n")
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise LedgerFault(
+            f"witness {path} cannot be written: {error.strerror or error}; nothing was sent"
+        ) from None
 
 
 def write_accounts(path: Path, accounts: Mapping[str, tuple[Account, Sequence[str]]]) -> None:

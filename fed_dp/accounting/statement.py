@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fed_dp.accounting.composition import epsilon, pure_epsilon
-from fed_dp.accounting.events import Event, SparseVector
-from fed_dp.accounting.guarantee import WORST
+from fed_dp.accounting.composition import pure_epsilon, total
+from fed_dp.accounting.events import Event, SparseVector, Unprotected
+from fed_dp.accounting.guarantee import WORST, common
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +78,47 @@ class Statement:
 
 def number(value: float | None) -> str:
     """Write an ε: three decimals where they say something."""
-    return "none" if value is None else f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
+    if value is None:
+        return "none"
+    if math.isinf(value):
+        return "∞ (no bound)"
+    return f"{value:.3f}" if value < 1000 else f"{value:,.0f}"
 
 
 def protects(events: Iterable[Event]) -> str:
-    """Return for whom events are charged: unit and neighbours; of several, all, and what that means."""
-    found = sorted({(event.promise.unit, event.promise.neighbours) for event in events})
-    told = " and ".join(f"{neighbours} {unit}" for unit, neighbours in found)
-    if len({neighbours for _, neighbours in found}) < 2:
-        return told
-    return f"{told}: each charge for its own; where a record is replaced, add/remove counts up to twice"
+    """Return whom a total of these events protects: the unit, and the neighbours it is composed for."""
+    found = [event.promise for event in events if not isinstance(event.release, Unprotected)]
+    relations = {promise.relation for promise in found}
+    if (strongest := common(relations)) is None:
+        return " and ".join(sorted({f"{promise.neighbours} {promise.unit}" for promise in found}))
+    told = f"{strongest} record"
+    if strongest == "replace one" and (others := relations - {None, strongest}):
+        told += (
+            f" (charges for {' or '.join(sorted(map(str, others)))} are composed with twice the sensitivity)"
+        )
+    return told + (" (some charges: replace one participant)" if None in relations else "")
 
 
 def standing(events: Iterable[Event]) -> str:
     """Return what stands behind charges: the weakest guarantee among them, unit and neighbours."""
     listed = list(events)
-    worst = min((event.promise.status for event in listed), key=WORST.index)
-    return f"{worst}; neighbours: {protects(listed)}"
+    kept = [event for event in listed if not isinstance(event.release, Unprotected)]
+    told = []
+    if kept:
+        worst = min((event.promise.status for event in kept), key=WORST.index)
+        told = [f"{worst}; neighbours: {protects(kept)}"]
+    for kind, words in (
+        ("upload", "without noise: {} uploads, so that no ε bounds what was released"),
+        ("scores", "without noise: scores on the test records, {} times"),
+    ):
+        if count := sum(event.release == Unprotected(kind) for event in listed):  # type: ignore[arg-type]
+            told.append(words.format(count))
+    return "; ".join(told)
 
 
 def spent(events: Sequence[Event], *, delta: float) -> float:
     """Return the ε one site has spent over all its events."""
-    return epsilon((event.release for event in events), delta=delta)
+    return total((event.charge for event in events), delta=delta)
 
 
 def spread(events_by_site: Mapping[int, Sequence[Event]], *, delta: float) -> dict[str, float]:
@@ -133,38 +153,42 @@ def statement(
     if not sites:
         return None
     dearest = sorted(sites, key=lambda site: sites[site], reverse=True)[:sites_per_record]
-    together = [event.release for site in dearest for event in events_by_site[site]]
+    together = [event.charge for site in dearest for event in events_by_site[site]]
     everything = [event for events in events_by_site.values() for event in events]
-    releases = {event.release for event in everything}
+    charges = {event.charge for event in everything}
     promises = {event.guarantee: event.promise for event in everything}.values()
-    weakest = min(promises, key=lambda promise: (promise.unit != "record", WORST.index(promise.status)))
+    relation = common(relation for _, relation in charges)
+    unit = "participant" if relation is None else "record"
     worst = min(promises, key=lambda promise: WORST.index(promise.status))
-    each = [r.epsilon / r.count for r in releases if isinstance(r, SparseVector)]
+    each = [r.epsilon / r.count for r, _ in charges if isinstance(r, SparseVector)]
     by_site = _spread(list(sites.values()))
     return Statement(
-        epsilon_total=epsilon(together, delta=delta),
-        epsilon_per_round=max(epsilon([release], delta=delta) for release in releases),
+        epsilon_total=total(together, delta=delta),
+        epsilon_per_round=max(total([charge], delta=delta) for charge in charges),
         epsilon_per_parameter=max(each, default=None),
         epsilon_pure=pure_epsilon(together),
         delta=delta,
         budget_epsilon=budget_epsilon,
-        unit=weakest.unit,
-        neighbours=weakest.neighbours,
-        scope=_scope(weakest.unit, sites_per_record, by_site["max"]),
+        unit=unit,
+        neighbours=relation or "replace one",
+        scope=_scope(unit, sites_per_record, by_site["max"]),
         guarantee=worst.status,
         noise_source=" and ".join(sorted({event.noise_source for event in everything})),
         reason="; ".join(dict.fromkeys(promise.reason for promise in promises)),
         assumptions=tuple(dict.fromkeys(a for promise in promises for a in promise.assumptions)),
         epsilon_by_site=by_site,
         sites_per_record=sites_per_record,
-        warnings=_warnings(delta, smallest_site, late, budget_epsilon, refused, worst.status, deployed),
+        warnings=(
+            *_warnings(late, budget_epsilon, refused, worst.status, deployed),
+            *_large_delta(delta, unit, smallest_site, len(events_by_site)),
+        ),
         rounds=rounds,
         rounds_free=_free(everything, events_by_site, rounds),
     )
 
 
 def _free(everything: Sequence[Event], events_by_site: Mapping[int, Sequence[Event]], rounds: int) -> int:
-    if any(event.guarantee != "statistics" for event in everything):
+    if any(not event.guarantee.startswith("statistics") for event in everything):
         return 0
     return rounds - max(len({event.round for event in events}) for events in events_by_site.values())
 
@@ -178,9 +202,17 @@ def _scope(unit: str, sites_per_record: int, dearest: float) -> str:
     return scope
 
 
-def _warnings(
-    delta: float, smallest_site: int, late: int, budget: float, refused: int, status: str, deployed: bool
-) -> tuple[str, ...]:
+def _large_delta(delta: float, unit: str, smallest_site: int, sites: int) -> Iterator[str]:
+    """Warn of a δ that would be satisfied by publishing one of those it protects."""
+    if unit == "participant":
+        count, whose = sites, f"one over the number of sites: publishing all records of a {unit}"
+    else:
+        count, whose = smallest_site, f"one over the records of the smallest site: publishing a {unit}"
+    if delta * count >= 1:
+        yield f"δ = {delta:g} is not below 1/{count}, {whose} at random would satisfy it"
+
+
+def _warnings(late: int, budget: float, refused: int, status: str, deployed: bool) -> tuple[str, ...]:
     found = []
     if deployed:
         found.append(
@@ -191,11 +223,6 @@ def _warnings(
         found.append("this guarantee is refuted: no ε holds, and the numbers above are only what is stated")
     if status == "claimed":
         found.append("this guarantee is only claimed by its paper: no proof covers what is done here")
-    if delta * smallest_site >= 1:
-        found.append(
-            f"δ = {delta:g} is not below 1/{smallest_site}, one over the records of the smallest site: "
-            "publishing a record at random would satisfy it"
-        )
     if late:
         found.append(
             f"{late} replies never came or came too late: what they released is metered by their sites "

@@ -6,6 +6,7 @@ raises, and then Flower sends an error reply with no arrays in it.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
@@ -20,9 +21,9 @@ from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 
 from fed_dp import seeds
-from fed_dp.accounting import Account, Event, from_json, to_json
+from fed_dp.accounting import Account, Event, Unprotected, from_json, to_json
 from fed_dp.clients import device
-from fed_dp.clients.books import Answer, Books, Question, SiteBooks, VirtualBooks
+from fed_dp.clients.books import SCORES, Answer, Books, Question, SiteBooks, VirtualBooks
 from fed_dp.clients.memory import InContext, Memory, OnDisk
 from fed_dp.clients.participant import Participant
 from fed_dp.clients.registry import make_trainer
@@ -31,17 +32,19 @@ from fed_dp.clients.trainer import Fit, Releasing, Site, Task, Together, Trainer
 from fed_dp.errors import DataError, FedDpError, PrivacyError, RunError, SiteRefused, UploadRefused
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.federation import Federation, at_site, federation
-from fed_dp.experiment.release import Agreement, agreement, budget_of
+from fed_dp.experiment.release import Agreement, agreement, budget_of, promise
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
 from fed_dp.models import Evaluator, Vector, use_one_thread
 from fed_dp.sharing import message as names
+from fed_dp.sharing.update import LARGEST
 
 Wanted = tuple[Trainer, Task]
 Replying = Generator[Wanted, Fit, Message]  # it asks for its training, and ends with a reply
 Answering = Generator[Wanted, Fit, Answer]
 
 app = ClientApp()
+DIGITS = 2  # of a score
 ACCOUNT, NEW, LASTING, BODIES = "account", "new", "lasting", "bodies"  # of a virtual client's books
 
 
@@ -57,7 +60,9 @@ class _Workplace:
         """Return where it keeps what lasts from turn to turn."""
         if self.site is None or self.site.memory is None:
             return InContext(context)
-        return OnDisk(Path(self.site.memory), self.experiment.digest, turn)
+        promised = promise(self.experiment)
+        guarantee = "none" if promised is None else promised.name
+        return OnDisk(Path(self.site.memory), self.experiment.digest, turn, guarantee)
 
 
 @lru_cache(maxsize=1)
@@ -114,6 +119,25 @@ def _site(context: Context) -> SiteFile | None:
     return None
 
 
+@contextmanager
+def _no_paths(context: Context) -> Iterator[None]:
+    """Send no path of a deployed site's machine with an error; its own log has it in full."""
+    try:
+        yield
+    except FedDpError as error:
+        if not {names.SITE, names.LEDGER} & context.node_config.keys():
+            raise
+        if (told := without_paths(str(error))) == str(error):
+            raise
+        log(ERROR, "%s", error)
+        raise type(error)(told) from None
+
+
+def without_paths(text: str) -> str:
+    """Return a text in which of every absolute path the last part is left."""
+    return re.sub(r"(?<![^\s'\"(=\[])/(?:[^/:;,'\"()\n]+/)*", "", text)
+
+
 @app.lifespan()
 def lifespan(_: Context) -> Iterator[None]:
     """Keep to one torch thread: more of them make many small clients 10 to 40 times slower."""
@@ -127,6 +151,11 @@ def describe(message: Message, context: Context) -> Message:
 
     A site whose file does not allow the experiment says so, and opens no records.
     """
+    with _no_paths(context):
+        return _described(message, context)
+
+
+def _described(message: Message, context: Context) -> Message:
     told: dict[str, str | bool] = {}
     try:
         place, client = _at_work(context)
@@ -148,15 +177,40 @@ def describe(message: Message, context: Context) -> Message:
 def score(message: Message, context: Context) -> Message:
     """Tell how well a model does on a deployed site's own test records, if its file allows that.
 
-    Scores are computed on the records as they are: no noise protects them.
+    Scores are computed on the records as they are: no noise protects them. So there is one answer for each
+    experiment that the site took part in, rounded and entered in its ledger, and no more in all than its
+    file says.
     """
-    place, _ = _at_work(context)
-    if place.site is None or not place.site.share.metrics:
-        raise SiteRefused("this site tells no scores (share.metrics)")
-    if not place.federation.tested:
-        raise SiteRefused("this site has no test records (test.csv in its data folder): it tells no scores")
+    with _no_paths(context):
+        place, _ = _at_work(context)
+        if place.site is None or not place.site.share.metrics:
+            raise SiteRefused("this site tells no scores (share.metrics)")
+        if not place.federation.tested:
+            raise SiteRefused(
+                "this site has no test records (test.csv in its data folder): it tells no scores"
+            )
+        question = _question(message).scores()
+        books = SiteBooks(place.site.opened(), place.experiment.digest)
+        with books.alone():
+            answer = books.kept(question) or _scored(place, place.site, books, question)
+        return Message(RecordDict({names.METRICS: MetricRecord(dict(answer.metrics))}), reply_to=message)
+
+
+def _scored(place: _Workplace, site: SiteFile, books: SiteBooks, question: Question) -> Answer:
+    """Enter the scores in the ledger, compute and keep them."""
+    slots = books.ledger.slots(experiment=place.experiment.digest)
+    if not slots - {SCORES}:
+        raise SiteRefused("this site took no part in this experiment: it tells no scores")
+    if SCORES in slots:
+        raise SiteRefused("this site told the scores of another model of this experiment: it tells no more")
+    if (told := books.ledger.read()[0].scores) >= site.share.scores:
+        raise SiteRefused(f"this site told scores {told} times: it tells no more (share.scores)")
     data, experiment = place.federation.dataset, place.experiment
-    weights = Participant(place.size).download(_question(message).data, lambda: np.zeros(0, np.float32))
+    whole = question.data.removeprefix(b"scores of ")
+    weights = Participant(place.size).download(whole, lambda: np.zeros(0, np.float32))
+    account = books.charge(
+        Event(Unprotected("scores"), "none", experiment.rounds, site.client, "none"), question, ahead=1
+    )
     evaluator = Evaluator(
         experiment.model.name,
         data.shape,
@@ -165,20 +219,32 @@ def score(message: Message, context: Context) -> Message:
         data.test.y,
         experiment.network,
     )
-    scores = {**evaluator.scores(weights), names.RECORDS: len(data.test)}
-    return Message(RecordDict({names.METRICS: MetricRecord(dict(scores))}), reply_to=message)
+    rounded = {key: round(value, DIGITS) for key, value in evaluator.scores(weights).items()}
+    answer = Answer(b"", {**rounded, names.RECORDS: len(data.test)}, {})
+    books.keep(account, question, answer)
+    return answer
 
 
 def _told_records(place: _Workplace, client: int) -> int:
-    """Return the number of records; 0 where a site does not tell it."""
-    told = place.site is None or place.site.share.records
+    """Return the number of records; 0 where it is not told, and a declared number in its place.
+
+    Where all of a site's records are protected together, their number is, too.
+    """
+    if (expected := place.experiment.data.expected(client)) is not None:
+        return expected
+    promised = promise(place.experiment)
+    protected = promised is not None and promised.unit == "participant"
+    told = not protected and (place.site is None or place.site.share.records)
     return len(place.federation.rows(client)) if told else 0
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Run one round of the trainer from the weights received."""
-    with closing(_train(message, context)) as replying:  # whatever happens, it lets go of what it holds
+    with (
+        _no_paths(context),
+        closing(_train(message, context)) as replying,
+    ):  # whatever happens, it lets go of what it holds
         try:
             trainer, task = next(replying)
         except StopIteration as over:
@@ -251,7 +317,7 @@ def _train(message: Message, context: Context) -> Replying:
     memory = place.memory(context, question.turn)
     weights = participant.download(question.data, lambda: _local(memory, place))
     x, y = place.federation.client(client)
-    site = Site(x, y, client, question.turn, experiment.seed)
+    site = Site(x, y, client, question.turn, experiment.seed, experiment.data.expected(client) or 0)
     turn = _Turn(place, participant, weights, site, memory)
     if agreed is None and place.site is None:
         return _reply((yield from _work(turn, None)), message)
@@ -278,10 +344,12 @@ def _answer(
     """Return what was sent before, or charge, train, noise and keep."""
     if (before := books.kept(question)) is not None:
         return before
-    if agreed is None:  # a deployed site that allows it: a repeated question still gets the same bytes
+    if agreed is None:  # a deployed site that allows it: its ledger tells so
+        without = Event(Unprotected("upload"), "none", question.turn, turn.site.client, "none")
+        account = books.charge(without, question, ahead=1)
         answer = yield from _work(turn, None)
-        assert isinstance(books, SiteBooks)
-        books.keep(books.ledger.read()[0], question, answer)
+        answer.told[names.MARK] = account.mark
+        books.keep(account, question, answer)
         return answer
     if agreed.stages:
         return (yield from _staged(turn, context, books, question, agreed))
@@ -377,14 +445,15 @@ def _work(turn: _Turn, noise: Noise | None, released: Vector | None = None) -> A
     trainer, participant = place.trainer, turn.participant
     with _told_by_kind() if private or place.site is not None else nullcontext():
         if released is not None and isinstance(trainer, Releasing):
-            fit = trainer.follow(weights, released, trainer.stage(site.round), records=len(site.y))
+            fit = trainer.follow(weights, released, trainer.stage(site.round), records=site.expected_records)
         else:
             fit = yield from _fit(trainer, Task(weights, site, memory.state()), noise)
         data = participant.upload(
             fit.change, seed=site.seed, turn=site.round, client=site.client, noise=noise
         )
     # Of the change, all stays here, uploaded or not.
-    memory.keep(fit.state, weights + fit.change if participant.keeps_local else None)
+    own = np.clip(weights + fit.change, -LARGEST, LARGEST) if participant.keeps_local else None
+    memory.keep(fit.state, own)
     # A trainer without noise of its own computes its metrics from the records as they are.
     telling = place.site is None or place.site.share.metrics
     metrics = dict(fit.metrics) if telling and (not private or trainer.spends) else {}

@@ -18,22 +18,29 @@ from typing import Any, Protocol
 from fed_dp.accounting import Account, Budget, Event, Ledger
 from fed_dp.errors import LedgerFault
 
+SCORES = "scores"  # the slot of an experiment's one answer how well its model does
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
     """What the server asks: a turn, from these weights; `known` is the site's mark that it has seen.
 
-    Or what later turns ask again and again, and `lasting` is: a stage's statistic, under this encoder.
+    A `slot` of its own has what later messages may ask again and again: a stage's statistic, under this
+    encoder; the scores of a model.
     """
 
     turn: int
     data: bytes
     known: str | None
-    lasting: bool = False
+    slot: str = ""
 
     def about(self, stage: int, frozen: bytes) -> Question:
-        """Return the lasting question that this one comes down to."""
-        return Question(stage, b"statistic of " + frozen, self.known, lasting=True)
+        """Return the question about a stage that this one comes down to."""
+        return Question(stage, b"statistic of " + frozen, self.known, slot=f"stage {stage}")
+
+    def scores(self) -> Question:
+        """Return the question how well these weights do."""
+        return Question(0, b"scores of " + self.data, self.known, slot=SCORES)
 
     @property
     def identity(self) -> str:
@@ -133,7 +140,7 @@ class SiteBooks:
             experiment=self.experiment,
             question=question.identity,
             body=answer.pack(),
-            slot=f"stage {question.turn}" if question.lasting else "",
+            slot=question.slot,
         )
 
 
@@ -168,7 +175,7 @@ class VirtualBooks:
                 f"the server has seen entry {number} of the ledger of {account.site}, which ends at "
                 f"{account.number}: it was rolled back; nothing was sent"
             )
-        body = self.lasting.get(question.identity) if question.lasting else None
+        body = self.lasting.get(question.identity) if question.slot else None
         return None if body is None else Answer.unpack(body)
 
     def charge(self, event: Event, question: Question, *, ahead: int) -> Account:
@@ -179,5 +186,5 @@ class VirtualBooks:
 
     def keep(self, account: Account, question: Question, answer: Answer) -> None:
         """Keep what lasts."""
-        if question.lasting:
+        if question.slot:
             self.lasting[question.identity] = answer.pack()

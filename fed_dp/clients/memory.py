@@ -2,7 +2,9 @@
 
 (The latter where it downloads a part only.) A virtual client keeps it in its Flower Context. A deployed site
 keeps it on disk, because a Context is lost when the site restarts; each turn has a file of its own, so
-that a turn that is repeated begins where it began the first time.
+that a turn that is repeated begins where it began the first time. Parameters that no noise has covered must
+never start another experiment: a file is named by the whole digest of its own, and says inside whose it is
+and under which guarantee.
 """
 
 from __future__ import annotations
@@ -10,16 +12,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
+from numpy.typing import NDArray
 
 from fed_dp.clients.trainer import State
 from fed_dp.errors import PrivacyError
 from fed_dp.models import Vector
+from fed_dp.sharing.update import LARGEST
 
 STATE, LOCAL = "trainer", "local"  # the records of a Context, and the parts of a file
+OWNER = "owner"  # … where this part says whose it is
 
 
 class Memory(Protocol):
@@ -70,13 +75,14 @@ class OnDisk:
     folder: Path
     experiment: str  # the digest
     turn: int  # the one that is being taken
+    guarantee: str = "none"  # under which the experiment releases
 
     def state(self) -> State:
         """Read the trainer's state as it was after the turn before."""
         return {
             key.removeprefix(f"{STATE}."): [float(v) for v in values]
             for key, values in self._before().items()
-            if key != LOCAL
+            if key not in (LOCAL, OWNER)
         }
 
     def own(self) -> Vector | None:
@@ -85,11 +91,12 @@ class OnDisk:
 
     def keep(self, state: State, own: Vector | None) -> None:
         """Write this turn's file; drop those that no repetition can need."""
-        parts = {f"{STATE}.{key}": np.array(values) for key, values in state.items()}
+        parts: dict[str, NDArray[Any]] = {f"{STATE}.{key}": np.array(values) for key, values in state.items()}
         if own is not None:
             parts[LOCAL] = own
         if not parts:
             return
+        parts[OWNER] = self._owner
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = self._path(self.turn)
         partial = path.with_suffix(".part")
@@ -102,20 +109,29 @@ class OnDisk:
         for turn in earlier[:-1]:
             self._path(turn).unlink(missing_ok=True)
 
-    def _before(self) -> dict[str, Vector]:
+    def _before(self) -> dict[str, NDArray[Any]]:
         earlier = [turn for turn in self._turns() if turn < self.turn]
         if not earlier:
             return {}
         path = self._path(earlier[-1])
         try:
             with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
-                return dict(archive)
+                parts = dict(archive)
         except Exception as error:  # damaged: whatever it holds stays unsaid
             raise PrivacyError(f"{path} is damaged ({type(error).__name__}); nothing was sent") from None
+        if not np.array_equal(parts.get(OWNER, np.array([])), self._owner):
+            raise PrivacyError(f"{path} belongs to another experiment or guarantee; nothing was sent")
+        if LOCAL in parts and not np.abs(parts[LOCAL]).max(initial=0) <= LARGEST:
+            raise PrivacyError(f"{path} holds weights beyond ±{LARGEST:g}; nothing was sent")
+        return parts
+
+    @property
+    def _owner(self) -> NDArray[np.str_]:
+        return np.array([self.experiment, self.guarantee])
 
     def _path(self, turn: int) -> Path:
-        return self.folder / f"{self.experiment[:16]}-{turn:06d}.npz"
+        return self.folder / f"{self.experiment}-{turn:06d}.npz"
 
     def _turns(self) -> list[int]:
-        found = self.folder.glob(f"{self.experiment[:16]}-*.npz") if self.folder.is_dir() else ()
+        found = self.folder.glob(f"{self.experiment}-*.npz") if self.folder.is_dir() else ()
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)

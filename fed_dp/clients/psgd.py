@@ -29,7 +29,9 @@ from fed_dp.clients.trainer import Fit, Site, State, Task
 from fed_dp.errors import ModelError, PrivacyError
 from fed_dp.experiment import Psgd
 from fed_dp.mechanisms import NoiseSource, SecureNoise
+from fed_dp.mechanisms.noise import ExactSum
 from fed_dp.models import FlatNetwork, Vector
+from fed_dp.models.independence import check_independent
 from fed_dp.models.perceptrons import Chain
 from fed_dp.models.side_by_side import block_of, per_record_gradients, without_layout
 from fed_dp.sharing.update import LARGEST
@@ -42,7 +44,8 @@ class PsgdTrainer:
     """Noisy SGD on Poisson samples of the site's records, each record's gradient clipped to `clip`.
 
     Guarantee: one fit is the subsampled Gaussian mechanism that `release` describes; proved.
-    Neighbours: add or remove one record of the site. The number of records is public.
+    Neighbours: zero out one record of the site, whose number of records is public; or add or remove one,
+    where sums are divided by a declared number instead.
     Opacus counts the steps, and a fit that took more than were charged is not sent. Weights stay
     within ±LARGEST, where activations and gradients are finite: clipping does not bound NaN.
     """
@@ -60,6 +63,8 @@ class PsgdTrainer:
     ) -> None:
         if problems := ModuleValidator.validate(net.network, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
+        if not any(hasattr(p, "_forward_counter") for p in net.parameters):  # not hooked by Opacus yet
+            check_independent(net.network, net.shape, name=net.name)
         self._config, self._net, self._release = config, net, release
         self._noise = SecureNoise() if noise_source == "secure" else None
         batched = self._noise is None and config.gradients == "auto" and together != 1
@@ -132,7 +137,7 @@ class PsgdTrainer:
             torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
-            expected_batch_size=config.sample_rate * len(site.y),
+            expected_batch_size=config.sample_rate * site.expected_records,
             generator=noise_source(net, site),
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
@@ -153,11 +158,16 @@ class PsgdTrainer:
     def _exact_steps(self, site: Site, accountant: PRVAccountant, noise: SecureNoise) -> None:
         config, net, module = self._config, self._net, self._module
         rate, records = self._release.sample_rate, len(site.y)
+        # A record's gradient is of norm C at most; sums of more than that saturate (see ExactSum).
+        noise.check(
+            self._config.clip * site.expected_records,
+            scale=self._release.noise_multiplier * self._config.clip,
+        )
         optimizer = ExactOptimizer(
             torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
-            expected_batch_size=rate * records,
+            expected_batch_size=rate * site.expected_records,
             noise=noise,
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
@@ -190,7 +200,7 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
         super().__init__(optimizer, **rest)
         self._noise = noise
         self._scale = self.noise_multiplier * self.max_grad_norm
-        self._sum = np.zeros(sum(p.numel() for p in self.params), np.int64)
+        self._sum = ExactSum(sum(p.numel() for p in self.params))
 
     def add(self) -> None:
         """Add one record's clipped gradient."""
@@ -199,7 +209,7 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
             gradient[:] = 0
         norm = float(np.linalg.norm(gradient))
         gradient *= min(1.0, self.max_grad_norm * (1 - 1e-12) / max(norm, 1e-300))
-        self._sum += self._noise.whole(gradient, scale=self._scale)
+        self._sum.add(self._noise.whole(gradient, scale=self._scale))
         for p in self.params:
             p.grad_sample = None
 
@@ -214,8 +224,7 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
 
     def add_noise(self) -> None:
         """Put the noisy sum in place of the gradient."""
-        noisy = torch.from_numpy(self._noise.gaussian_on_whole(self._sum, scale=self._scale))
-        self._sum[:] = 0
+        noisy = torch.from_numpy(self._noise.gaussian_on_whole(self._sum.taken(), scale=self._scale))
         start = 0
         for p in self.params:
             p.grad = noisy[start : start + p.numel()].view_as(p).to(p)

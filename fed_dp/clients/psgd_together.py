@@ -12,7 +12,6 @@ import torch
 from opacus.accountants import PRVAccountant
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
-from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.trainer import Site, Task
 from fed_dp.experiment import Psgd
@@ -20,6 +19,7 @@ from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.flat import flat_rows
 from fed_dp.models.perceptrons import Chain, Perceptrons, gradients_into, square_norms
 from fed_dp.models.side_by_side import Batches, descend
+from fed_dp.models.streams import torch_generator
 from fed_dp.sharing.update import LARGEST
 
 
@@ -48,7 +48,8 @@ def psgd_together(
     noise = [torch.empty_like(each) for each in nets.parameters]
     moves = [torch.zeros_like(each) for each in noise] if config.momentum else noise
     rates = torch.tensor(
-        [config.learning_rate / (config.sample_rate * len(task.site.y)) for task in tasks], device=net.device
+        [config.learning_rate / (config.sample_rate * task.site.expected_records) for task in tasks],
+        device=net.device,
     )
     deviation = release.noise_multiplier * config.clip
     for rows in zip(*samples, strict=True):
@@ -76,7 +77,7 @@ def psgd_together(
 
 def sampler(config: Psgd, site: Site) -> UniformWithReplacementSampler:
     """Return the Poisson samples of a client's round."""
-    source = torch.Generator().manual_seed(seeds.integer(site.seed, "psgd sampling", site.round, site.client))
+    source = torch_generator(site.seed, "psgd sampling", site.round, site.client)
     return UniformWithReplacementSampler(
         num_samples=len(site.y),
         sample_rate=config.sample_rate,
@@ -87,5 +88,4 @@ def sampler(config: Psgd, site: Site) -> UniformWithReplacementSampler:
 
 def noise_source(net: FlatNetwork, site: Site) -> torch.Generator:
     """Return where the noise of a client's round comes from."""
-    seed = seeds.integer(site.seed, "psgd noise", site.round, site.client)
-    return torch.Generator(net.device).manual_seed(seed)
+    return torch_generator(site.seed, "psgd noise", site.round, site.client, device=net.device)

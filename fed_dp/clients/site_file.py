@@ -17,7 +17,7 @@ from fed_dp.experiment.release import promise
 from fed_dp.experiment.schema import PRIVATE_TRAINERS, Count, Psgd, Section
 from fed_dp.sharing.update import LARGEST
 
-FILE = "site.toml"
+FILE, WITNESS = "site.toml", "ledger.last"
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 
@@ -59,6 +59,7 @@ class Share(Section):
 
     records: bool = True  # their number; without it, all sites weigh the same
     metrics: bool = False  # scores on the site's own test records; the training loss where there is no noise
+    scores: Count = 20  # how often it tells such scores in all, once for each experiment
 
 
 class SiteFile(Section):
@@ -71,6 +72,7 @@ class SiteFile(Section):
     server: str = ""  # host:port
     authority: str = "ca.crt"  # whose certificate the server must have
     key: str = "site.key"  # the site's own, by which the server knows it
+    witness: str | None = None  # where the ledger's last entry is noted again; without it: beside the key
     heartbeat: Annotated[float, Field(ge=10, le=1800, strict=False)] = 10.0  # seconds
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # on loopback, between its own processes; 0: any
     data: OwnData | None = None
@@ -91,11 +93,12 @@ class SiteFile(Section):
         found = {key: str(home / getattr(site, key)) for key in ("ledger", "authority", "key")}
         data = None if site.data is None else OwnData(path=str(home / Path(site.data.path).expanduser()))
         memory = None if site.memory is None else str(home / site.memory)
-        return site.model_copy(update={**found, "data": data, "memory": memory})
+        noted = str(Path(found["key"]).with_name(WITNESS) if site.witness is None else home / site.witness)
+        return site.model_copy(update={**found, "data": data, "memory": memory, "witness": noted})
 
     def opened(self) -> Ledger:
         """Return the ledger; its budget must be the one stated here."""
-        ledger = Ledger(Path(self.ledger))
+        ledger = Ledger(Path(self.ledger), witness=None if self.witness is None else Path(self.witness))
         if self.budget is not None:
             stated = Budget(self.budget.epsilon, self.budget.delta)
             if (sealed := ledger.read()[0].budget) != stated:
@@ -128,6 +131,11 @@ class SiteFile(Section):
             raise SiteRefused(
                 f"privacy.variant = {experiment.privacy.variant!r} is {promised.status} "
                 f"({promised.reason}): a deployed site releases only what is proved; nothing was sent"
+            )
+        if promised is not None and promised.relation == "zero-out one" and not self.share.records:
+            raise SiteRefused(
+                "data.expected_records is missing: this site does not tell how many records it has "
+                "(share.records), and the noise in sums divided by their number would; nothing was sent"
             )
         share, bound = 1.0, LARGEST
         if isinstance(strategy, Dssgd):

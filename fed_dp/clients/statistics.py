@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fed_dp.accounting import Release
 from fed_dp.clients.trainer import Fit, Site, State
@@ -30,9 +30,16 @@ from fed_dp.mechanisms.statistics import (
     release,
 )
 from fed_dp.models import Encoded, FlatNetwork, Vector, solved_head
+from fed_dp.models.independence import check_independent
 from fed_dp.sharing.update import LARGEST
 
 BATCH = 128  # records whose features are in memory at once; all batches have this size, see below
+
+
+def features(network: nn.Module, x: Tensor) -> Tensor:
+    """Return what an encoder makes of records."""
+    assert isinstance(network, Encoded)
+    return network.features(x)
 
 
 def batches(
@@ -56,7 +63,8 @@ def batches(
 class StatisticsTrainer:
     """Release the statistic of each stage once; then descend on the objective that it gives.
 
-    Guarantee: that of `statistics.release`, for each stage; proved. Neighbours: add or remove one record.
+    Guarantee: that of `statistics.release`, for each stage; proved. Neighbours: zero out one record of a site
+    whose number of records is public; or add or remove one, where sums are divided by a declared number.
     `stages` are what is released, or None where nothing is perturbed. `sites` is how many share a model:
     the noise in it is that of all of them. With `sends_statistics` the upload is the statistic itself.
     `step` is how far a site moves the model towards its own class means, of the whole way.
@@ -78,6 +86,7 @@ class StatisticsTrainer:
         self._config, self._net, self._network = config, net, net.network
         self._sites, self._sends_statistics, self._step = sites, sends_statistics, step
         self._stages = len(net.network.learnt) + 1
+        check_independent(net.network, net.shape, name=net.name, seen=features)
         self._amounts = [amount(stage) for stage in stages] if stages else [None] * self._stages
         self.spends = stages is not None
 
@@ -90,14 +99,14 @@ class StatisticsTrainer:
         return weights[: self._segment(stage).start]
 
     def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
-        """Return a stage's statistic as a mean over the site's records, with noise."""
+        """Return a stage's statistic as a mean over the site's (expected) records, with noise."""
         self._net.load(weights)
         statistic = self._statistic(stage)
         amount = self._amounts[stage - 1]
         exactly = noise is not None and noise.name == "secure"
         records = self._batches(site, stage, exactly=exactly)
-        total = release(statistic, records, amount, noise, records=len(site.y))
-        return np.clip(total / len(site.y), -LARGEST, LARGEST).astype(np.float32)
+        total = release(statistic, records, amount, noise, records=site.expected_records)
+        return np.clip(total / site.expected_records, -LARGEST, LARGEST).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
         """Return the change that a released statistic asks for; no record is needed."""
@@ -116,7 +125,7 @@ class StatisticsTrainer:
         """Release without noise, and follow: for what is not private."""
         stage = self.stage(site.round)
         released = self.release(weights, site, stage, None)
-        return self.follow(weights, released, stage, records=len(site.y))
+        return self.follow(weights, released, stage, records=site.expected_records)
 
     def _statistic(self, stage: int) -> Statistic:
         if stage < self._stages:

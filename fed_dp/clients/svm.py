@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.svm import LinearSVC
 
 from fed_dp.accounting import Release
-from fed_dp.clients.statistics import batches
+from fed_dp.clients.statistics import batches, features
 from fed_dp.clients.trainer import Fit, Site, State
 from fed_dp.experiment import Svm
 from fed_dp.experiment.release import amount
@@ -24,6 +24,7 @@ from fed_dp.mechanisms.statistics import clipped
 from fed_dp.mechanisms.support_vector import SvmNoise, check_size, perturbed, solve
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.fitted import KernelMachine
+from fed_dp.models.independence import check_independent
 from fed_dp.sharing.update import LARGEST
 
 Signs = NDArray[np.float64]
@@ -52,6 +53,7 @@ class SvmTrainer:
         as_printed: bool = False,
     ) -> None:
         assert isinstance(net.network, KernelMachine)  # by schema
+        check_independent(net.network, net.shape, name=net.name, seen=features)
         self._config, self._net, self._network = config, net, net.network
         self._amount = None if release is None else amount(release).value
         self._kind, self._step, self._as_printed = kind, step, as_printed
@@ -75,7 +77,7 @@ class SvmTrainer:
         exactly = noise is not None and noise.name == "secure"
         z, signs = self._problems(weights, site, exactly=exactly)
         if private and not self._as_printed:
-            own = solve(z, signs, cost=cost, expected=expected)
+            own = within(solve(z, signs, cost=cost, expected=expected), cost)
         else:
             each = cost if self._as_printed else cost / expected
             own = np.stack([liblinear(z, column, cost=each) for column in signs.T])
@@ -99,7 +101,8 @@ class SvmTrainer:
 
     def fit(self, weights: Vector, site: Site, state: State) -> Fit:
         """Release without noise, and follow: for what is not private."""
-        return self.follow(weights, self.release(weights, site, 1, None), 1, records=len(site.y))
+        released = self.release(weights, site, 1, None)
+        return self.follow(weights, released, 1, records=site.expected_records)
 
     def _problems(self, weights: Vector, site: Site, *, exactly: bool) -> tuple[Reals, Signs]:
         """Return z (‖z‖ ≤ 1), and ±1 of every problem: of two classes one, else each against the rest."""
@@ -109,6 +112,12 @@ class SvmTrainer:
         outputs = self._network.head.out_features
         classes = np.array([1]) if outputs == 1 else np.arange(outputs)
         return z, np.where(site.y[:, None] == classes, 1.0, -1.0)
+
+
+def within(weights: Reals, cost: float) -> Reals:
+    """Return the nearest w of norm C at most, which any is unless there are more records than expected."""
+    norms = np.linalg.norm(weights, axis=1, keepdims=True)
+    return np.asarray(weights * np.minimum(1, cost / np.maximum(norms, 1e-300)))
 
 
 def liblinear(z: Reals, signs: Signs, *, cost: float) -> Reals:

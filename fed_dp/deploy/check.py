@@ -124,7 +124,7 @@ def _ledger(site: SiteFile) -> str:
     if account.site != site.name:
         raise LedgerFault(f"ledger {site.ledger} is that of site {account.site!r}, not of {site.name!r}")
     budget = account.budget
-    spent = f"spent ε = {account.spent:.4g} of {budget.epsilon:g}, δ = {budget.delta:g}"
+    spent = f"spent ε = {account.spent_text} of {budget.epsilon:g}, δ = {budget.delta:g}"
     stands = f"; {standing(entry.event for entry in entries)}" if entries else ""
     return f"whole, {len(entries)} charges; {spent}{stands}"
 

@@ -20,6 +20,7 @@ from fed_dp.deploy import authority
 from fed_dp.deploy.server_file import FILE, SITES, read_sites
 from fed_dp.errors import ConfigError, DeployError
 from fed_dp.strategies.run_folder import write_atomically
+from fed_dp.strategies.sites import MAX_RECORDS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -189,6 +190,7 @@ port = {plan.port}
 control_port = {plan.control_port}            # for its operator, on loopback alone
 join_timeout = 600             # seconds to wait for sites when a run begins
 restarts = 3                   # of a run that stops again and again without finishing a round
+max_records = {MAX_RECORDS}         # that a site may announce: so much it can weigh in a mean
 
 [data]
 path = "data"                  # the server's own records: test.csv (or .npz, …) and, if wanted, public.csv

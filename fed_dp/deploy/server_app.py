@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
         with alone(request.folder):
             folder = RunFolder.open(request.folder, experiment)
             if not folder.finished:
-                deployment = Deployment(home.data, home.keys(), home.file.join_timeout)
+                deployment = Deployment(home.data, home.keys(), home.file.join_timeout, home.file.max_records)
                 run_rounds(experiment, grid, folder, PlainLines(), deployment)
     except FedDpError as error:
         request.note(error)

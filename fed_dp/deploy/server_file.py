@@ -11,6 +11,7 @@ from fed_dp.deploy.authority import public_bytes
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import read_toml, validated
 from fed_dp.experiment.schema import Section
+from fed_dp.strategies.sites import MAX_RECORDS
 
 FILE, SITES = "server.toml", "sites.toml"
 Port = Annotated[int, Field(ge=1, le=65535)]
@@ -32,6 +33,7 @@ class ServerFile(Section):
         600.0  # seconds to wait for sites at the start
     )
     restarts: Annotated[int, Field(ge=0)] = 3  # of a run that stops again and again without finishing a round
+    max_records: Annotated[int, Field(ge=1)] = MAX_RECORDS  # that a site may announce: its weight in a mean
     data: ServerData = ServerData()
 
 

@@ -199,6 +199,7 @@ def check_privacy(experiment: Experiment) -> None:
     """Refuse a privacy key that nothing holds to, and a mechanism without what it needs."""
     trainer: Any = experiment.trainer
     privacy, strategy, mechanism = experiment.privacy, experiment.strategy, experiment.mechanism
+    _check_expected(experiment)
     if mechanism is None:
         if trainer.name == "svm" and _given(trainer, "noise"):
             raise ValueError(f"trainer.noise = {trainer.noise!r}: trainer.perturb = false adds no noise")
@@ -246,6 +247,24 @@ def check_privacy(experiment: Experiment) -> None:
     if getattr(strategy, "split", "lyu") != "lyu" and privacy.variant != "proved":
         raise ValueError(
             f"strategy.split = {strategy.split!r}: privacy.variant = {privacy.variant!r} has its own"  # type: ignore[union-attr]
+        )
+
+
+def _check_expected(experiment: Experiment) -> None:
+    """Refuse a declared number of records that nothing is divided by, or that some client has not."""
+    declared, mechanism = experiment.data.expected_records, experiment.mechanism
+    if declared is None:
+        return
+    told = list(declared) if isinstance(declared, tuple) else declared
+    if mechanism is None or mechanism[0] != "trainer.name" or experiment.model.name in PAPER_MODELS:
+        raise ValueError(
+            f"data.expected_records = {told}: nothing is divided by it; allowed where a trainer adds noise "
+            "in its proved form: psgd, dpa, pcdbn, adlm, ilm, svm"
+        )
+    if isinstance(declared, tuple) and len(declared) != experiment.nodes:
+        raise ValueError(
+            f"data.expected_records = {told}: expected one number, or one for each of "
+            f"{experiment.nodes} clients"
         )
 
 

@@ -61,7 +61,7 @@ def promise(experiment: Experiment) -> Guarantee | None:
     if experiment.mechanism is None:
         return None
     _, name = experiment.mechanism
-    if isinstance(experiment.trainer, Functional | Svm):
+    if isinstance(experiment.trainer, Functional | Psgd | Svm):
         name = _name_of(experiment)
     elif name == "sparse_vector":
         name = _VARIANTS[experiment.privacy.variant]
@@ -96,7 +96,7 @@ def agreement(experiment: Experiment, *, client: int, size: int) -> Agreement | 
         sigma = noise_multiplier(
             epsilon=budget.epsilon, delta=budget.delta, sample_rate=rate, steps=rounds * steps
         )
-        return Agreement(SampledGaussian(sigma, rate, steps), "psgd", source)
+        return Agreement(SampledGaussian(sigma, rate, steps), _name_of(experiment), source)
     if isinstance(config, Functional):
         return _functional(experiment, config, budget)
     if isinstance(config, Svm):
@@ -164,9 +164,12 @@ def _functional(experiment: Experiment, config: Functional, budget: Budget) -> A
 
 
 def _name_of(experiment: Experiment) -> str:
-    """Return the name of the guarantee of a trainer that comes proved and as its paper has it."""
+    """Return the name of the guarantee of a trainer that adds noise: proved, or as its paper has it."""
     trainer, variant = experiment.trainer, experiment.privacy.variant
     if variant == "proved":
-        return "svm" if isinstance(trainer, Svm) else "statistics"
+        if isinstance(trainer, Svm):
+            return "svm"
+        name = "psgd" if isinstance(trainer, Psgd) else "statistics"
+        return name if experiment.data.expected_records is None else f"{name}_add_remove"
     stem = "adlm" if trainer.name == "ilm" else trainer.name
     return stem + variant.removeprefix("paper") if variant != "paper" else f"{stem}_paper"

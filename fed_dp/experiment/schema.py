@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -83,6 +83,16 @@ Partition = Annotated[Iid | FixedFraction | Dirichlet | Shards | Natural, Field(
 Bounds = Annotated[tuple[float, float], Field(strict=False)]
 Words = Annotated[tuple[str, ...], Field(strict=False)]
 
+
+def _number_or_list(value: Any) -> str:
+    return "list" if isinstance(value, list | tuple) else "number"
+
+
+Counts = Annotated[
+    Annotated[Count, Tag("number")] | Annotated[tuple[Count, ...], Field(strict=False), Tag("list")],
+    Discriminator(_number_or_list),
+]
+
 EMBEDDED = ("digits", "health-daily", "health-weekly")  # these have no files
 LARGEST_BOUND = 1e30  # of a column: beyond it, scaling could overflow for some records and not for others
 FOLDER_KEYS = ("label", "client", "bounds", "classes", "categories", "gaps", "test_fraction")
@@ -100,6 +110,9 @@ class Data(Section):
     # not protected, or another data set.
     public_records: Annotated[int, Field(ge=0)] = 0
     public_data: Literal["digits"] | None = None
+    # What private sums are divided by in place of the number of records: one number, or one for each client.
+    # Public, and not chosen by looking at the records; then their number is protected, too.
+    expected_records: Counts | None = None
     # Cross-validation: the training records in so many folds, of which one takes the test records' place.
     folds: Annotated[int, Field(ge=2)] | None = None
     fold: Annotated[int, Field(ge=0)] = 0
@@ -127,6 +140,10 @@ class Data(Section):
             if not words or len(set(words)) < len(words):
                 raise ValueError(f"data.{name} = {list(words)}: expected words that differ")
         return self
+
+    def expected(self, client: int) -> int | None:
+        """Return the declared number of a client's records; None where the number itself is public."""
+        return None if self.expected_records is None else _of(self.expected_records, client)
 
     @model_validator(mode="after")
     def _public_and_folds(self) -> Data:
@@ -370,10 +387,6 @@ class Standalone(Section):
     name: Literal["standalone"]
 
 
-def _number_or_list(value: Any) -> str:
-    return "list" if isinstance(value, list | tuple) else "number"
-
-
 Fractions = Annotated[
     Annotated[Fraction, Tag("number")] | Annotated[tuple[Fraction, ...], Field(strict=False), Tag("list")],
     Discriminator(_number_or_list),
@@ -445,8 +458,11 @@ class Dssgd(Section):
             )
 
 
-def _of(fractions: float | tuple[float, ...], client: int) -> float:
-    return fractions[client] if isinstance(fractions, tuple) else fractions
+Number = TypeVar("Number", int, float)
+
+
+def _of(numbers: Number | tuple[Number, ...], client: int) -> Number:
+    return numbers[client] if isinstance(numbers, tuple) else numbers
 
 
 Strategy = Annotated[

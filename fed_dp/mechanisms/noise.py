@@ -27,7 +27,8 @@ Reals = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
 _SIGN_BYTE = 7 if sys.byteorder == "little" else 0  # of a float64
 FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
-MOST = 2.0**62  # multiples of it that a sum may be
+MOST = 2.0**61  # multiples of it that a sum may be
+_LOW = 31  # bits of the lower half of an exact sum
 
 
 class Noise(Protocol):
@@ -131,7 +132,7 @@ class SecureNoise:
 
     def check(self, largest: float, *, scale: float) -> None:
         """Refuse noise that is too fine for values up to `largest`, which no record decides."""
-        if largest / _grid(scale) >= MOST:
+        if largest / grid(scale) >= MOST:
             raise PrivacyError(f"noise of scale {scale:g} is too small for values up to {largest:g}")
 
     def whole(self, values: Reals, *, scale: float) -> Integers:
@@ -139,7 +140,7 @@ class SecureNoise:
 
         Sums of these are exact, so that what bounds one of them bounds its part of a sum.
         """
-        found = np.trunc(np.asarray(values, np.float64) / _grid(scale))
+        found = np.trunc(np.asarray(values, np.float64) / grid(scale))
         if found.size and not np.abs(found).max() < MOST:
             raise PrivacyError(
                 f"noise of scale {scale:g} is too small for values of this size; nothing was sent"
@@ -151,15 +152,45 @@ class SecureNoise:
         dp = self._dp
         return self._noisy(whole, scale, dp.l2_distance(T="i64"), dp.m.make_gaussian)
 
+    def laplace_on_whole(self, whole: Integers, *, scale: float) -> NDArray[np.float64]:
+        """Add discrete Laplace noise to (sums of) whole multiples."""
+        dp = self._dp
+        return self._noisy(whole, scale, dp.l1_distance(T="i64"), dp.m.make_laplace)
+
     def _add(self, values: Reals, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
         return self._noisy(self.whole(values, scale=scale), scale, metric, make)
 
     def _noisy(self, whole: Integers, scale: float, metric: Any, make: Any) -> NDArray[np.float64]:
-        grid = _grid(scale)
+        step = grid(scale)
         domain = self._dp.vector_domain(self._dp.atom_domain(T="i64"))
-        noisy = make(domain, metric, scale=scale / grid)(whole.ravel().tolist()) if whole.size else []
-        return np.asarray(noisy, np.float64).reshape(whole.shape) * grid
+        noisy = make(domain, metric, scale=scale / step)(whole.ravel().tolist()) if whole.size else []
+        return np.asarray(noisy, np.float64).reshape(whole.shape) * step
 
 
-def _grid(scale: float) -> float:
+class ExactSum:
+    """A sum of whole multiples of a grid, without rounding and without wrapping.
+
+    It is kept in two halves, which hold any sum of up to 2³¹ terms. Beyond ±MOST it is MOST: clipping a sum
+    moves no two of them further apart, so that what bounds one term's part still does.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._high, self._low = np.zeros(size, np.int64), np.zeros(size, np.int64)
+
+    def add(self, whole: Integers) -> None:
+        """Add one term."""
+        self._high += whole >> _LOW
+        self._low += whole & (2**_LOW - 1)
+
+    def taken(self) -> Integers:
+        """Return the sum, and begin again from 0."""
+        high, low = self._high + (self._low >> _LOW), self._low & (2**_LOW - 1)
+        most = int(MOST) >> _LOW
+        total = np.clip(high, -most, most - 1) * 2**_LOW + low
+        self._high[:], self._low[:] = 0, 0
+        return np.where(high >= most, int(MOST), np.where(high < -most, -int(MOST), total))
+
+
+def grid(scale: float) -> float:
+    """Return the power of two whose multiples a secure source adds noise of this scale to."""
     return float(2.0 ** math.floor(math.log2(scale)) * FINENESS)

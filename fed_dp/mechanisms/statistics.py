@@ -6,7 +6,7 @@ coefficients are linear in Σ h hᵀ and Σ h yᵀ. Its minimiser is that of lea
 sums serve both. Moments of maps and of patches give an encoder in the same way.
 
 Every class bounds each record's contribution itself and derives both sensitivities from that bound.
-Neighbours: add or remove one record. The number of records is public.
+Neighbours of a sum: add or remove one record. It is divided, later, by a public number.
 
 References: Zhang et al., "Functional Mechanism", PVLDB 2012; Dwork et al., "Analyze Gauss", STOC 2014.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms.laplace import check
-from fed_dp.mechanisms.noise import FINENESS, Noise, Reals, SecureNoise
+from fed_dp.mechanisms.noise import FINENESS, ExactSum, Noise, Reals, SecureNoise
 
 Exact = NDArray[np.float64]
 Kind = Literal["gaussian", "laplace"]
@@ -326,13 +326,21 @@ def release(
 
     Guarantee: that of one Gaussian release with σ/Δ₂ = amount.value, or pure ε = amount.value; proved.
     Neighbours: add or remove one record. The scale is larger than that by ROUNDING, for a record's part
-    is computed in floating point, and a secure source rounds every sum to its grid. `records`, which
-    is public, tells whether that grid can hold any sum of so many.
+    is computed in floating point. With a secure source every batch is one record, whose part is cut to whole
+    multiples of a grid; these are added without rounding. `records`, which is public, tells whether noise can
+    be added to a sum of so many; whatever the records are, it does not wrap.
     """
     weights = np.ones(1) if amount is None else statistic.weights(amount.kind)
     scale = 0.0 if amount is None else _scale(statistic, amount)
-    if isinstance(noise, SecureNoise):
+    if isinstance(noise, SecureNoise) and amount is not None:
         noise.check(records * float(weights.max()), scale=scale)
+        exact = ExactSum(statistic.size)
+        for rows, labels in batches:
+            if len(labels) != 1:
+                raise PrivacyError(f"a batch of {len(labels)} records: expected 1, so that sums are exact")
+            exact.add(noise.whole(statistic.sums((rows, labels)) * weights, scale=scale))
+        add_to = noise.laplace_on_whole if amount.kind == "laplace" else noise.gaussian_on_whole
+        return np.asarray(add_to(exact.taken(), scale=scale) / weights)
     total = np.zeros(statistic.size)
     for batch in batches:
         total += statistic.sums(batch)

@@ -1,12 +1,14 @@
 """What the server remembers of real sites' ledgers over all its runs: the last mark of each.
 
-A site that comes back with an older copy of its ledger does not contain the mark, and refuses.
+A site that comes back with an older copy of its ledger does not contain the mark, and refuses. One that comes
+with another ledger would contain no mark at all: it takes no part until the operator forgets the old one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fed_dp.errors import RunError
@@ -14,6 +16,7 @@ from fed_dp.strategies.run_folder import write_atomically
 from fed_dp.strategies.sites import Site
 
 FILE = "marks.json"  # beside the run folders
+OTHER = "another ledger than in earlier runs"
 
 
 class Marks:
@@ -34,6 +37,27 @@ class Marks:
     def of(self, sites: Sequence[Site], otherwise: Sequence[str]) -> list[str]:
         """Return each site's mark: the one remembered, or else what the run itself has seen."""
         return [self._known.get(_whose(site), mark) for site, mark in zip(sites, otherwise, strict=True)]
+
+    def admitted(self, sites: Sequence[Site]) -> tuple[Site, ...]:
+        """Return the sites, without those that have another ledger than the one that is remembered."""
+        return tuple(
+            replace(site, node=0, why=f"it has {OTHER}: fed-dp deploy forget, if that is on purpose")
+            if any(key != _whose(site) for key in self._of_name(site.name))
+            else site
+            for site in sites
+        )
+
+    def forget(self, name: str) -> int:
+        """Forget all ledgers of a site; return how many they were."""
+        old = self._of_name(name)
+        for key in old:
+            del self._known[key]
+        if old:
+            write_atomically(self._path, json.dumps(self._known, indent=2).encode())
+        return len(old)
+
+    def _of_name(self, name: str) -> list[str]:
+        return [key for key in self._known if name and key.startswith(f"{name}:")]
 
     def keep(self, sites: Sequence[Site], marks: Sequence[str]) -> None:
         """Remember the marks of real sites."""

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fed_dp.strategies.replies import POLL, Looks
 from fed_dp.strategies.site_strategy import Question, SiteStrategy
-from fed_dp.strategies.sites import Site
+from fed_dp.strategies.sites import MAX_RECORDS, Site
 from fed_dp.strategies.turns import Waves
 
 OFFLINE = "offline"
@@ -40,6 +40,7 @@ class Deployment:
     data: Path  # its own folder: test records, and public ones
     keys: Mapping[bytes, tuple[int, str]]  # whose public key is whose: client number and name
     join_timeout: float = 600.0  # seconds to wait for sites when a run begins
+    max_records: int = MAX_RECORDS  # that a site may announce
 
 
 @dataclass(slots=True)

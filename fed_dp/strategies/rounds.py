@@ -19,7 +19,7 @@ from fed_dp.errors import ResumeError
 from fed_dp.experiment import Dssgd as DssgdOptions
 from fed_dp.experiment import Experiment, Functional
 from fed_dp.experiment.federation import Federation, at_server, federation
-from fed_dp.experiment.release import Agreement, agreement, amount, budget_of
+from fed_dp.experiment.release import Agreement, agreement, amount, budget_of, promise
 from fed_dp.experiment.saved import SavedModel
 from fed_dp.experiment.schema import Natural
 from fed_dp.experiment.schema import Statistics as StatisticsOptions
@@ -103,14 +103,14 @@ def run_rounds(
     network = (experiment.model.name, data.shape, data.classes)
     options = experiment.network
     evaluator = Evaluator(*network, data.inputs(data.test), data.test.y, options)
-    sites = _discovered(experiment, grid, deployment)
+    seen = Marks(folder.path.parent)
+    sites = seen.admitted(_discovered(experiment, grid, deployment))
     strategy = _strategy(experiment, members, starting_weights(experiment, members), sites)
     turns = _turns(experiment, strategy, grid, real=real)
     fingerprint = data.fingerprint()
     if folder.same_data(fingerprint) and experiment.private:
         _check_repeatable(experiment, folder, turns, real=real)
     done, lines = _resume(folder, strategy, observer)
-    seen = Marks(folder.path.parent)
     strategy.marks = seen.of(sites, strategy.marks)
     events: dict[int, list[Event]] = defaultdict(list)
     if real:  # also of rounds that came to nothing
@@ -160,13 +160,16 @@ def _booked(lines: Sequence[Line]) -> Iterator[tuple[str, Event]]:
 
 def _discovered(experiment: Experiment, grid: Grid, deployment: Deployment | None) -> tuple[Site, ...]:
     if deployment is None:
-        return discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout)
+        said = promise(experiment)
+        counted = said is None or said.unit == "record"
+        return discover(grid, expected=experiment.nodes, timeout=experiment.round_timeout, counted=counted)
     return discover(
         grid,
         expected=experiment.nodes,
         timeout=deployment.join_timeout,
         quorum=experiment.clients.quorum,
         keys=deployment.keys,
+        most=deployment.max_records,
     )
 
 

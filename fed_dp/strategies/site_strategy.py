@@ -168,7 +168,7 @@ class SiteStrategy(Strategy):
         messages = []
         for site in sites:
             if not site.node:
-                self.tally.failed[site.client, server_round] = ABSENT
+                self.tally.failed[site.client, server_round] = site.why or ABSENT
                 continue
             content, count, version = self.download(server_round, site)
             self.tally.asked += 1
@@ -290,7 +290,7 @@ class SiteStrategy(Strategy):
         try:
             told = content.config_records[names.CONFIG]
             names.check_round(told[names.ROUND], asked=question.turn)
-            mark = str(told.get(names.MARK, ""))[:_LONGEST]
+            mark = str(told.get(names.MARK, ""))[:_LONGEST] or self.marks[site.client]
             self._book(question, str(told[names.EVENTS]), mark)  # the server has it: spent, good or bad
             self.marks[site.client] = mark
             array = content.array_records[names.ARRAYS][names.CHANGE]

@@ -14,6 +14,7 @@ from fed_dp.sharing import message as names
 from fed_dp.strategies.replies import collected
 
 POLL = 0.2  # seconds
+MAX_RECORDS = 10_000_000  # of a site: a site that announces many counts for much
 LEAST = 30.0  # seconds that real sites have to describe themselves, however late they came
 
 
@@ -31,6 +32,7 @@ class Site:
     ledger: str = ""
     name: str = ""
     scores: bool = False  # whether it tells how well a model does on its own test records
+    why: str = ""  # it takes no part, if it is there
     refuses: bool = False  # whether its own file does not allow the experiment; then it told no number
 
 
@@ -41,13 +43,16 @@ def discover(
     timeout: float,
     quorum: int | None = None,
     keys: Mapping[bytes, tuple[int, str]] | None = None,
+    counted: bool = True,
+    most: int = MAX_RECORDS,
 ) -> tuple[Site, ...]:
     """Return all sites in client order. Flower's node ids are random and unordered; these are not.
 
     Raises RunError when fewer nodes than expected are there after `timeout` seconds, when one
     cannot describe itself, or when two claim to be the same client. With `keys`, sites are real: whose key
     a node has says which client it is, whatever it says itself; those that are not ready by then are
-    absent, and `quorum` of them are enough to begin.
+    absent, and `quorum` of them are enough to begin. Real sites may keep the number of their records to
+    themselves, and so do virtual ones where it is not `counted`.
     """
     deadline = time.monotonic() + timeout
     quorum = expected if quorum is None else quorum
@@ -68,22 +73,21 @@ def discover(
             continue
         answer = reply.content.metric_records.get(names.METRICS, MetricRecord())
         client, records = answer.get(names.PARTITION), answer.get(names.RECORDS)
-        node, least, name = reply.metadata.src_node_id, 1, ""
+        node, least, name = reply.metadata.src_node_id, int(counted and keys is None), ""
         if owners is not None:
             owner, name = owners.get(node, (-1, "nobody"))
             if client != owner:
                 problems.append(f"the site with the key of {name} says it is client {client}, not {owner}")
                 continue
-            least = 0  # it may keep their number to itself
         if not isinstance(client, int) or not 0 <= client < expected or client in sites:
             problems.append(f"a node says it is client {client}, expected 0..{expected - 1}, each once")
-        elif not isinstance(records, int) or not least <= records < 2**40:
-            problems.append(f"client {client} says it holds {records} records, expected 1 or more")
+        elif not isinstance(records, int) or not least <= records <= most:
+            problems.append(f"client {client} says it holds {records} records, expected {least} to {most}")
         else:
             told = reply.content.config_records.get(names.CONFIG, ConfigRecord())
             ledger = str(told.get(names.LEDGER, ""))[:100]
             scores, refuses = told.get(names.SCORES) is True, names.REFUSED in told
-            sites[client] = Site(node, client, records, ledger, name, scores, refuses)
+            sites[client] = Site(node, client, records, ledger, name, scores, refuses=refuses)
     if len(sites) < quorum:
         reason = problems[0] if problems else "no answer in time"
         raise RunError(f"{len(sites)} of {expected} clients are ready: {reason}")

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from decimal import Decimal, getcontext
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from dp_accounting.pld import common
 from dp_accounting.pld import privacy_loss_distribution as pld
 from opacus.accountants import PRVAccountant
+from scipy.stats import norm
 
 from fed_dp.accounting import (
     GUARANTEES,
@@ -19,16 +22,20 @@ from fed_dp.accounting import (
     SampledGaussian,
     SparseVector,
     Statement,
+    Unprotected,
     epsilon,
     from_json,
     noise_multiplier,
     pure_epsilon,
     pure_share,
+    spent,
     statement,
     to_json,
+    total,
 )
 from fed_dp.accounting.statement import protects, standing
 from fed_dp.errors import PrivacyError
+from fed_dp.mechanisms import gaussian_multiplier
 
 DELTA = 1e-5
 
@@ -57,10 +64,11 @@ def test_epsilon_agrees_with_opacus_prv_within_two_percent(sigma: float, rate: f
 
 def test_a_hundred_small_releases_sum_exactly_and_compose_to_less() -> None:
     releases = [Laplace(0.1)] * 100
-    assert pure_epsilon(releases) == epsilon(releases, delta=0) == 10.0
+    charges = [(release, "replace one") for release in releases]
+    assert pure_epsilon(charges) == epsilon(releases, delta=0) == 10.0
     assert epsilon(releases, delta=DELTA) == pytest.approx(4.31, abs=0.01)
     assert epsilon([Laplace(1.0)] * 10, delta=DELTA) == pytest.approx(10, rel=1e-3)  # nothing to gain there
-    assert pure_epsilon([*releases, Gaussian(1.0)]) is None
+    assert pure_epsilon([*charges, (Gaussian(1.0), "replace one")]) is None
     assert epsilon([Gaussian(1.0)], delta=0) == math.inf
 
 
@@ -216,7 +224,7 @@ def test_a_statement_tells_the_total_first_and_the_worst_standing() -> None:
     found = state({0: [event(0, 1, release), refuted]})
     assert found is not None
     assert found.guarantee == "refuted"
-    assert (found.unit, found.neighbours) == ("record", "add/remove one")  # the weakest of the two
+    assert (found.unit, found.neighbours) == ("record", "zero-out one")  # the weakest of the two
     assert found.noise_source == "secure and simulation"
     assert found.epsilon_per_parameter == 0.5 / 7
     assert found.epsilon_pure is None
@@ -251,7 +259,7 @@ def test_every_guarantee_is_complete() -> None:
         assert guarantee.name == name
         assert guarantee.reason
         assert guarantee.assumptions
-    assert {g.status for g in GUARANTEES.values()} == {"proved", "claimed", "refuted"}
+    assert {g.status for g in GUARANTEES.values()} == {"proved", "claimed", "refuted", "none"}
     assert GUARANTEES["sparse_vector_as_printed"].status == "refuted"
 
 
@@ -262,13 +270,99 @@ def test_a_delta_that_protects_nobody_is_warned_of() -> None:
     assert "not below 1/200000" in found.lines()[-1]
 
 
-def test_charges_for_different_neighbours_are_told_apart() -> None:
-    record = Event(Laplace(1.0), "statistics", 1, 0, "secure")
-    other = Event(Laplace(1.0), "svm", 1, 0, "secure")
-    assert protects([record, record]) == "add/remove one record"
-    both = protects([record, other])
-    assert both.startswith("add/remove one record and replace one record")
-    assert "counts up to twice" in both
-    claimed = Event(Laplace(1.0), "dpa_paper", 1, 0, "simulation")
-    assert standing([record]) == "proved; neighbours: add/remove one record"
-    assert standing([record, claimed]).startswith("claimed; ")  # the weakest decides
+def charged(release: Release, guarantee: str) -> Event:
+    return Event(release, guarantee, 1, 0, "secure")
+
+
+def test_charges_for_different_neighbours_are_composed_for_the_strongest() -> None:
+    """A budget of ε = 4 for neighbours that zero out a record is 9.085 for those that replace it, not 8."""
+    gaussian = charged(Gaussian(gaussian_multiplier(epsilon=4.0, delta=DELTA)), "statistics")
+    other = charged(Laplace(1e-9), "svm")
+    assert spent([gaussian], delta=DELTA) == pytest.approx(4.0)
+    assert spent([gaussian, other], delta=DELTA) == pytest.approx(9.0847, abs=1e-3)
+    assert protects([gaussian, gaussian]) == "zero-out one record"
+    assert protects([gaussian, other]) == (
+        "replace one record (charges for zero-out one are composed with twice the sensitivity)"
+    )
+    found = state({0: [gaussian, other]})
+    assert found is not None
+    assert found.neighbours == "replace one"
+    assert found.epsilon_total == spent([gaussian, other], delta=DELTA)
+
+
+@pytest.mark.parametrize(
+    ("release", "doubled"),
+    [
+        (Laplace(0.3), lambda: 0.6),
+        (SparseVector(0.3, 9), lambda: 0.6),
+        (SampledGaussian(2.0, 1.0, 1), lambda: epsilon([Gaussian(1.0)], delta=DELTA)),
+        (SampledGaussian(1.5, 0.1, 100), lambda: sampled_replaced(1.5, 0.1, 100)),
+        (SampledGaussian(0.8, 0.01, 100), lambda: sampled_replaced(0.8, 0.01, 100)),
+    ],
+)
+def test_what_a_replaced_record_loses_is_that_of_the_worst_pair(
+    release: Release, doubled: Callable[[], float]
+) -> None:
+    found = total([(release, "zero-out one"), (Laplace(1e-9), "replace one")], delta=DELTA)
+    assert found == pytest.approx(doubled(), rel=4e-3)
+
+
+def sampled_replaced(sigma: float, rate: float, steps: int) -> float:
+    """A gradient of norm 1 and its opposite, each in a sample with the same chance: by two mass functions."""
+    edges = np.concatenate([[-np.inf], np.arange(-9 * sigma - 1, 9 * sigma + 1, 2e-3), [np.inf]])
+    mass = np.diff(norm.cdf(edges[:, None], loc=[0, 1, -1], scale=sigma), axis=0)
+    mass = mass[(mass > 1e-290).all(1)]
+    up, down = ((1 - rate) * mass[:, 0] + rate * mass[:, k] for k in (1, 2))
+    logs = [dict(enumerate(np.log(each / each.sum()).tolist())) for each in (down, up)]
+    pair = pld.from_two_probability_mass_functions(logs[0], logs[1], value_discretization_interval=1e-4)
+    return float(pair.self_compose(steps).get_epsilon_for_delta(DELTA))
+
+
+def test_a_participants_charge_holds_for_any_change_and_is_not_doubled() -> None:
+    participant, record = charged(SparseVector(1.0, 5), "sparse_vector"), charged(Laplace(1.0), "statistics")
+    assert spent([participant, record], delta=0) == 2.0
+    assert protects([participant, record]) == "zero-out one record (some charges: replace one participant)"
+    assert spent([participant, charged(Laplace(1.0), "svm")], delta=0) == 2.0
+    assert spent([participant, record, charged(Laplace(1.0), "svm")], delta=0) == 4.0
+
+
+def test_adding_and_zeroing_out_do_not_double_each_other() -> None:
+    charges = [charged(Laplace(1.0), name) for name in ("statistics", "statistics_add_remove")]
+    assert spent(charges, delta=0) == 2.0
+    assert protects(charges) == "zero-out one record"  # of the two, what both promise
+    assert protects(charges[1:]) == "add/remove one record"
+
+
+def test_a_delta_for_participants_is_compared_with_their_number() -> None:
+    for release, guarantee, says in (
+        (Gaussian(2.0), "random_mask", "δ = 0.01 is not below 1/150, one over the number of sites"),
+        (Gaussian(2.0), "statistics", ""),
+    ):
+        events = {k: [Event(release, guarantee, 1, k, "secure")] for k in range(150)}
+        found = statement(events, delta=0.01, budget_epsilon=9.0, sites_per_record=1, smallest_site=60)
+        assert found is not None
+        assert [says in warning for warning in found.warnings] == ([True] if says else [])
+
+
+def test_standing_names_the_weakest_and_what_had_no_noise() -> None:
+    record, claimed = charged(Laplace(1.0), "statistics"), charged(Laplace(1.0), "dpa_paper")
+    assert standing([record]) == "proved; neighbours: zero-out one record"
+    assert standing([record, claimed]).startswith("claimed; ")
+    bare = Event(Unprotected("upload"), "none", 1, 0, "none")
+    score = Event(Unprotected("scores"), "none", 1, 0, "none")
+    assert standing([bare, score, bare]) == (
+        "without noise: 2 uploads, so that no ε bounds what was released; without noise: scores on the test "
+        "records, 1 times"
+    )
+    assert standing([record, score]).startswith("proved; neighbours: zero-out one record; without noise")
+
+
+def test_a_release_without_noise_is_no_event_of_a_private_one() -> None:
+    good = json.loads(to_json([Event(Unprotected("upload"), "none", 1, 0, "none")]))[0]
+    assert from_json(json.dumps([good]))
+    other = {"mechanism": "none", "of": "x"}
+    for change in ({"guarantee": "psgd"}, {"noise_source": "secure"}, {"release": other}):
+        with pytest.raises(PrivacyError):
+            from_json(json.dumps([{**good, **change}]))
+    with pytest.raises(PrivacyError):
+        from_json(to_json([charged(Laplace(1.0), "none")]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import resource
@@ -15,7 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from fed_dp.accounting import Account, Budget, Entry, Event, Laplace, Ledger, SampledGaussian, epsilon
+from fed_dp.accounting import (
+    Account,
+    Budget,
+    Entry,
+    Event,
+    Laplace,
+    Ledger,
+    SampledGaussian,
+    Unprotected,
+    epsilon,
+)
 from fed_dp.accounting.ledger import write_accounts
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
@@ -385,3 +396,93 @@ def test_every_field_of_an_entry_is_sealed(field: str) -> None:
     altered[field] = 2 if field == "number" else "x"
     with pytest.raises(LedgerFault, match="entry 1 of site 'a' does not fit"):
         start.replay([type(entry).from_json(json.dumps(altered))])
+
+
+# ----------------------------------------------------------------- the site's own second record
+
+
+@pytest.fixture
+def witnessed(tmp_path: Path) -> Ledger:
+    Ledger.create(tmp_path / "site.ledger", site="ward 7", budget=Budget(9.0, 1e-6))
+    (tmp_path / "keys").mkdir()
+    return Ledger(tmp_path / "site.ledger", witness=tmp_path / "keys" / "ledger.last")
+
+
+def test_an_older_copy_is_found_without_the_server(witnessed: Ledger, tmp_path: Path) -> None:
+    witnessed.charge(event(1))
+    older = tmp_path / "older"
+    shutil.copy(witnessed.path, older)
+    witnessed.charge(event(2))
+    assert witnessed.read()[0].number == 2
+    for name in (f"{witnessed.path}-wal", f"{witnessed.path}-shm"):
+        Path(name).unlink(missing_ok=True)
+    shutil.copy(older, witnessed.path)
+    for attempt in (witnessed.read, lambda: witnessed.charge(event(3))):
+        with pytest.raises(LedgerFault, match=r"this site's witness has seen entry 2.*rolled back"):
+            attempt()
+    assert Ledger(witnessed.path).read()[0].number == 1  # which the file alone cannot tell
+
+
+def test_a_new_ledger_in_its_place_is_found(witnessed: Ledger) -> None:
+    witnessed.charge(event(1))
+    witnessed.path.unlink()
+    Ledger.create(witnessed.path, site="ward 7", budget=Budget(9.0, 1e-6))
+    with pytest.raises(LedgerFault, match=r"witness .* is of another ledger"):
+        witnessed.read()
+
+
+def test_a_charge_counts_whose_witness_cannot_be_written_and_nothing_is_sent(
+    witnessed: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(LedgerFault, match=r"cannot be written: No space left.*nothing was sent"):
+        witnessed.charge(event(1))
+    monkeypatch.undo()
+    assert witnessed.read()[0].number == 1  # a witness that is behind is no fault
+    witnessed.charge(event(2))
+    assert witnessed.read()[0].number == 2
+
+
+# ------------------------------------------------------------------------ what had no noise
+
+
+def test_a_release_without_noise_is_entered_and_leaves_no_bound(ledger: Ledger) -> None:
+    ledger.charge(event(1))
+    bare = Event(Unprotected("upload"), "none", 2, 0, "none")
+    ledger.charge(bare)
+    account, entries = ledger.read()
+    assert entries[-1].event == bare
+    assert account.spent == math.inf
+    assert account.spent_text == "no bound (with noise: 0.5)"
+    assert ledger.charge(event(3)).metered == pytest.approx(1.0, rel=1e-4)  # noise is metered as before
+    for turn in (4, 5):
+        ledger.charge(event(turn))
+    with pytest.raises(BudgetExceeded):
+        ledger.charge(event(6))
+    assert Account.from_json(account.to_json()) == account
+
+
+def test_scores_are_entered_and_are_not_about_training_records(ledger: Ledger) -> None:
+    account = ledger.charge(Event(Unprotected("scores"), "none", 2, 0, "none"))
+    assert (account.scores, account.spent) == (1, 0.0)
+
+
+def test_both_kinds_of_neighbours_in_one_ledger_are_metered_for_the_stronger(tmp_path: Path) -> None:
+    """Two charges of ε = 1: one for a record that is zeroed out costs 2 for one that is replaced."""
+    ledger = Ledger.create(tmp_path / "mixed.ledger", site="a", budget=Budget(2.9))
+    ledger.charge(Event(Laplace(1.0), "statistics", 1, 0, "secure"))
+    assert ledger.read()[0].spent == 1.0
+    with pytest.raises(BudgetExceeded, match=r"bring ε to 3\.000"):
+        ledger.charge(Event(Laplace(1.0), "svm", 2, 0, "secure"))
+
+
+def test_what_is_kept_of_an_experiment_is_known_by_its_slots(ledger: Ledger) -> None:
+    account = ledger.charge(event(1))
+    assert ledger.slots(experiment="one") == set()
+    ledger.keep(account, experiment="one", question="q", body=b"b", slot="stage 1")
+    ledger.keep(account, experiment="one", question="r", body=b"b")
+    assert ledger.slots(experiment="one") == {"", "stage 1"}
+    assert ledger.slots(experiment="two") == set()

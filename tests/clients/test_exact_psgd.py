@@ -17,7 +17,7 @@ from fed_dp.data.dataset import DataSet, Records, identity
 from fed_dp.experiment.federation import federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise
-from fed_dp.mechanisms.noise import _grid
+from fed_dp.mechanisms.noise import grid
 from tests.conftest import small, some
 
 CLIP = 1.0
@@ -69,13 +69,13 @@ def most_moved() -> float:
     for inputs, classes in ((0, 10), (13, 2), (101, 3)):  # in batches, the last two round by place
         made, site, _ = secure(inputs, classes)
         site = Site(30 * site.x, site.y, 0, 1, site.seed)  # gradients far beyond the clip
-        grid = _grid(made._release.noise_multiplier * CLIP)
+        step = grid(made._release.noise_multiplier * CLIP)
         rows = np.arange(200)
         whole = sums(made, site, rows)
         for gone in (0, 63, 64, 199):
             apart = whole - sums(made, site, np.delete(rows, gone))
             exact = sum(int(v) ** 2 for v in apart)  # without rounding
-            worst = max(worst, exact**0.5 * grid / CLIP)
+            worst = max(worst, exact**0.5 * step / CLIP)
     return worst
 
 
@@ -131,7 +131,7 @@ def test_the_sum_is_the_one_that_opacus_makes() -> None:
     made, site, _ = secure()
     rows = np.arange(40)
     scale = made._release.noise_multiplier * CLIP
-    ours = sums(made, site, rows) * _grid(scale)
+    ours = sums(made, site, rows) * grid(scale)
     network = made._net.network
     made._net.load(np.zeros(made._net.size, np.float32))
     total = torch.zeros(made._net.size)

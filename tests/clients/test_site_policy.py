@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
+from fed_dp.accounting import Unprotected, from_json
 from fed_dp.clients import app as client_app
 from fed_dp.clients.memory import OnDisk
 from fed_dp.clients.site_file import SiteFile
@@ -202,6 +204,12 @@ def test_just_what_it_allows_is_done(site: Asked) -> None:
     assert np.abs(update.values).max() <= np.float32(0.01)
 
 
+def told_records(site: Asked, content: dict[str, Any]) -> int:
+    count = site.describe(content).content.metric_records[names.METRICS][names.RECORDS]
+    assert isinstance(count, int)
+    return count
+
+
 def test_counts_and_metrics_are_told_only_if_the_file_says_so(site: Asked) -> None:
     told = site.describe(tables()).content
     assert told.metric_records[names.METRICS][names.RECORDS] == RECORDS
@@ -218,9 +226,145 @@ def test_counts_and_metrics_are_told_only_if_the_file_says_so(site: Asked) -> No
     assert metrics[names.RECORDS] == 0
     assert "loss" in metrics
     assert "loss" not in site.train(PRIVATE).content.metric_records[names.METRICS]  # noise comes after it
-    scores = site.score(tables()).content.metric_records[names.METRICS]
-    assert scores[names.RECORDS] == 20
-    assert 0 <= scores["accuracy"] <= 1
+
+
+PSGD = tables(
+    trainer={"name": "psgd"},
+    strategy={"name": "averaging"},
+    privacy={"budget_epsilon": 9.0, "delta": 1e-5, "noise_source": "secure"},
+)
+
+
+def test_a_site_that_hides_its_number_of_records_divides_by_a_declared_one_or_not_at_all(site: Asked) -> None:
+    """The noise in a mean would tell it."""
+    declared = {**PSGD, "data": {**PSGD["data"], "expected_records": 50}}
+    assert (told_records(site, PSGD), told_records(site, declared)) == (RECORDS, 50)
+    site.edit("records = true", "records = false")
+    with pytest.raises(SiteRefused, match=r"data\.expected_records is missing: .*nothing was sent"):
+        site.train(PSGD)
+    assert site.charges == 0
+    assert told_records(site, declared) == 50
+    reply = site.train(declared)
+    assert reply.content.metric_records[names.METRICS][names.RECORDS] == 50
+    events = str(reply.content.config_records[names.CONFIG][names.EVENTS])
+    assert from_json(events)[0].promise.neighbours == "add/remove one"
+
+
+def test_where_a_participant_is_protected_so_is_the_number_of_its_records(site: Asked) -> None:
+    assert told_records(site, PRIVATE) == 0
+    assert site.train(PRIVATE).content.metric_records[names.METRICS][names.RECORDS] == 0
+
+
+def test_what_left_without_noise_stands_in_the_ledger(site: Asked) -> None:
+    mark = site.train(tables()).content.config_records[names.CONFIG][names.MARK]
+    account, [entry] = site.federation.ledger("a").read()
+    assert account.mark == mark  # which the server remembers
+    assert account.spent == math.inf
+    assert (entry.event.guarantee, entry.event.promise.status) == ("none", "none")
+    assert entry.event.release == Unprotected("upload")
+
+
+# ------------------------------------------------------------------------------------ scores
+
+
+@pytest.fixture
+def scoring(site: Asked) -> Asked:
+    site.edit("metrics = false", "metrics = true")
+    return site
+
+
+def scores(site: Asked, content: dict[str, Any], weights: np.ndarray | None = None) -> dict[str, Any]:
+    reply = site.ask(content, MessageType.EVALUATE, question(1, weights))
+    return dict(reply.content.metric_records[names.METRICS])
+
+
+def test_scores_are_told_once_for_an_experiment_that_the_site_took_part_in(scoring: Asked) -> None:
+    """Nine scores of models of a server's choice read the labels of eight test records."""
+    with pytest.raises(SiteRefused, match="took no part in this experiment"):
+        scores(scoring, tables())
+    assert scoring.charges == 0
+    scoring.train(tables())
+    found = scores(scoring, tables())
+    assert found[names.RECORDS] == 20
+    assert 0 <= found["accuracy"] <= 1
+    assert all(round(value, 2) == value for value in found.values())
+    assert scores(scoring, tables()) == found  # asked again, the same
+    with pytest.raises(SiteRefused, match="scores of another model of this experiment"):
+        scores(scoring, tables(), np.ones(SIZE, np.float32))
+    account, entries = scoring.federation.ledger("a").read()
+    assert account.scores == 1
+    assert entries[-1].event.release == Unprotected("scores")
+
+
+def test_scores_are_as_many_in_all_as_the_file_says(scoring: Asked) -> None:
+    scoring.edit("metrics = true", "scores = 2\nmetrics = true")
+    for seed in (1, 2, 3):
+        scoring.train(tables(seed=seed))
+        if seed < 3:
+            scores(scoring, tables(seed=seed))
+    with pytest.raises(SiteRefused, match=r"told scores 2 times: it tells no more \(share\.scores\)"):
+        scores(scoring, tables(seed=3))
+
+
+def test_the_file_is_consulted_before_scores_are_computed(scoring: Asked) -> None:
+    scoring.train(tables())
+    scoring.edit("without_noise = true", "without_noise = false")
+    with pytest.raises(SiteRefused, match="adds no noise"):
+        scores(scoring, tables())
+
+
+def test_a_private_experiment_is_scored_after_its_release(scoring: Asked) -> None:
+    scoring.train(PSGD)
+    assert scores(scoring, PSGD)[names.RECORDS] == 20
+    account = scoring.federation.ledger("a").read()[0]
+    assert (account.number, account.scores, account.unprotected) == (2, 1, 0)
+    assert account.spent < math.inf
+
+
+# ------------------------------------------------------------------------------------ errors
+
+
+@pytest.mark.parametrize("fault", ["missing", "damaged", "rolled back", "memory", "budget", "lock"])
+def test_no_error_names_a_path_of_this_machine(
+    site: Asked, fault: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = site.federation.site("a")
+    ledger, content = home / "ledger.sqlite", PRIVATE
+    if fault == "memory":
+        strategy = {**tables()["strategy"], "download_fraction": 0.5, "upload_fraction": 1.0}
+        content = tables(strategy=strategy)
+    site.train(content)
+    if fault == "missing":
+        ledger.unlink()
+    elif fault == "damaged":
+        ledger.write_bytes(b"damaged" * 999)
+    elif fault == "rolled back":
+        (home / "ledger.last").write_text("0" * 32 + " 1:" + "0" * 64)
+    elif fault == "memory":
+        [kept] = (home / "memory").iterdir()
+        kept.write_bytes(b"damaged")
+    elif fault == "budget":
+        site.edit("epsilon = 100.0", "epsilon = 5.0")
+    elif fault == "lock":
+        (home / "ledger.sqlite.lock").unlink(missing_ok=True)
+        (home / "ledger.sqlite.lock").mkdir()
+    with pytest.raises(PrivacyError) as caught:
+        site.train(content, 2)
+    assert "/" not in str(caught.value)
+    assert str(home) in caplog.text  # but the site's own log does
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("ledger /srv/my site/a.sqlite is missing", "ledger a.sqlite is missing"),
+        ("/a/b.npz is damaged (OSError); nothing", "b.npz is damaged (OSError); nothing"),
+        ("add/remove one of 1/150", "add/remove one of 1/150"),
+        ("neither '/a/b' nor (/c/d)", "neither 'b' nor (d)"),
+    ],
+)
+def test_of_a_path_the_last_part_is_left(text: str, told: str) -> None:
+    assert client_app.without_paths(text) == told
 
 
 def test_a_server_cannot_choose_which_records_are_scored(site: Asked) -> None:
@@ -272,10 +416,10 @@ def test_whether_it_answers_says_nothing_about_which_values_occur(site: Asked, d
     for text in (good, [*good, *(",".join([word] * len(good[0].split(","))) for word in odd)]):
         path.write_text("\n".join(text) + "\n")
         told = site.describe(content).content.metric_records[names.METRICS]
-        answers.append(told[names.RECORDS] - len(text))
+        answers.append(told[names.RECORDS])  # which is protected, too, where a participant is
         size = len(decode_size(site, content))
         assert site.train(content, weights=np.zeros(size, np.float32)).has_content()
-    assert answers == [-1, -1]  # the header
+    assert answers == [0, 0]
 
 
 def decode_size(site: Asked, content: dict[str, Any]) -> bytes:
@@ -341,9 +485,10 @@ def test_a_repeated_question_gets_the_same_bytes_with_noise_and_without(
     assert sent(site.train(PRIVATE, weights=other)) != sent(first)
     assert site.charges == 2
     plain = site.train(tables())
+    assert site.charges == 3  # of which the third says that nothing protected what was sent
     monkeypatch.setattr(client_app, "_work", None)  # nothing is trained again
     assert sent(site.train(tables())) == sent(plain)
-    assert site.charges == 2
+    assert site.charges == 3
 
 
 def test_what_a_site_keeps_between_rounds_outlives_its_process(site: Asked) -> None:
@@ -361,7 +506,7 @@ def test_what_a_site_keeps_between_rounds_outlives_its_process(site: Asked) -> N
     assert len(kept) == 2  # the last turn's, and the one before, from which the last can be repeated
     for path in kept:
         assert path.stat().st_mode & 0o777 == 0o600
-    memory = OnDisk(kept[0].parent, build(content).digest, 4)
+    memory = OnDisk(kept[0].parent, build(content).digest, 4, "none")
     own = memory.own()
     assert own is not None
     from fed_dp.experiment.federation import at_site
@@ -374,7 +519,7 @@ def test_what_a_site_keeps_between_rounds_outlives_its_process(site: Asked) -> N
         expected = expected + each
     np.testing.assert_allclose(own, expected, rtol=1e-6)
     assert memory.state()["steps"][0] == 3 * 4  # 60 records in batches of 16
-    assert OnDisk(kept[0].parent, "another", 4).own() is None
+    assert OnDisk(kept[0].parent, "another", 4, "none").own() is None
     kept[1].write_bytes(b"damaged")
     with pytest.raises(PrivacyError, match=r"is damaged \(.*\); nothing was sent"):
         site.train(content, 4, nothing)

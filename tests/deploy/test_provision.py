@@ -26,6 +26,8 @@ from fed_dp.deploy.check import NotThere, check_connection
 from fed_dp.deploy.provision import Plan, provision, rekey, renew, revoke
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import ConfigError, DeployError, FedDpError
+from fed_dp.strategies.marks import Marks
+from fed_dp.strategies.sites import Site
 
 BUDGET = Budget(4.0, 1e-5)
 
@@ -175,6 +177,24 @@ def test_a_renewed_certificate_is_for_the_same_names(tmp_path: Path) -> None:
         renew(tmp_path, days=10)
     with pytest.raises(ConfigError, match=r"--days -5"):
         renew(tmp_path, days=-5)
+
+
+def test_a_replaced_ledger_is_taken_once_the_operator_forgets_the_old_one(tmp_path: Path) -> None:
+    provision(tmp_path, plan("a", "b"))
+    server = tmp_path / "server"
+    (server / "runs").mkdir()
+    marks = Marks(server / "runs")
+    old, new = (Site(1, 0, 9, ledger=ledger, name="a") for ledger in ("one", "two"))
+    marks.keep([old], ["5:x"])
+    assert Marks(server / "runs").admitted([new])[0].why
+    runner = CliRunner()
+    told = runner.invoke(app, ["deploy", "forget", str(server), "a"])
+    assert told.exit_code == 0
+    assert "a: 1 ledger forgotten" in told.output
+    assert Marks(server / "runs").admitted([new]) == (new,)
+    again = runner.invoke(app, ["deploy", "forget", str(server), "a"])
+    assert again.exit_code != 0
+    assert "no ledger of a site 'a' is remembered" in str(again.exception)
 
 
 def test_a_revoked_site_keeps_its_number_and_has_no_key(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from scipy.stats import chisquare, kstest, laplace, norm
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
+from fed_dp.mechanisms.noise import ExactSum
 
 SOURCES: dict[str, Any] = {
     "simulation": lambda: SimulationNoise(np.random.default_rng(5)),
@@ -95,3 +96,33 @@ def test_secure_noise_without_the_extra_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     with pytest.raises(PrivacyError, match=r"pip install 'fed-dp\[secure\]'"):
         SecureNoise()
+
+
+def test_an_exact_sum_neither_rounds_nor_wraps() -> None:
+    rng = np.random.default_rng(0)
+    terms = rng.integers(-(2**61), 2**61, (1000, 50))
+    total = ExactSum(50)
+    for term in terms:
+        total.add(term)
+    wanted = [max(-(2**61), min(2**61, sum(column))) for column in terms.T.tolist()]
+    assert total.taken().tolist() == wanted
+    assert total.taken().tolist() == [0] * 50  # it begins again
+    for many in (2**61, -(2**61)):
+        for _ in range(5):
+            total.add(np.full(50, many))
+        assert total.taken().tolist() == [many] * 50  # where int64 would have wrapped
+
+
+def test_a_saturated_sum_moves_no_more_than_its_terms() -> None:
+    """One term is replaced: no two sums are further apart than the two terms."""
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        terms = rng.integers(-(2**61), 2**61, (6, 3))
+        sums = []
+        for first in (terms[0], rng.integers(-(2**61), 2**61, 3)):
+            total = ExactSum(3)
+            for term in (first, *terms[1:]):
+                total.add(term)
+            sums.append((total.taken().tolist(), first.tolist()))
+        for a, b, one, other in zip(sums[0][0], sums[1][0], sums[0][1], sums[1][1], strict=True):
+            assert abs(a - b) <= abs(one - other)

@@ -233,10 +233,10 @@ def test_a_failing_client_is_counted_and_the_round_goes_on(
 ) -> None:
     original = client_app.Site
 
-    def fail(x: Any, y: Any, client: int, turn: int, seed: int) -> Any:
+    def fail(x: Any, y: Any, client: int, *rest: int) -> Any:
         if client == 2:
             raise ValueError("broken disk")
-        return original(x, y, client, turn, seed)
+        return original(x, y, client, *rest)
 
     monkeypatch.setattr(client_app, "Site", fail)
     path, summary = run(small(), tmp_path)

@@ -48,7 +48,7 @@ def test_a_private_run_is_private_as_stated_and_learns(model: str, tmp_path: Pat
     path, summary = run(experiment(model, strategy={"name": "statistics"}), tmp_path)
     cost = summary["privacy"]
     assert cost["guarantee"] == "proved"
-    assert (cost["unit"], cost["neighbours"]) == ("record", "add/remove one")
+    assert (cost["unit"], cost["neighbours"]) == ("record", "zero-out one")
     assert 3.99 < cost["epsilon_total"] <= 4.0
     stages = len(Ledger(path / LEDGERS, "client-0000").read()[1])
     assert (cost["rounds_free"], cost["rounds"]) == (4 - stages, 4)
