@@ -40,9 +40,9 @@ PATHS: dict[str, tuple[str, str, int | str]] = {
     "secure": ("auto", "secure", 1),
 }
 RATE, ROUNDS, CLIP = 0.1, 5, 1.0
-INPUTS, CLASSES = 32, 10
+INPUTS, CLASSES = 16, 10
 SILENT = 1e-3  # of a noise multiplier that hides nothing
-COPIES = 200  # equal records, whose samples are counted
+COPIES = 100  # equal records, whose samples are counted
 SHORT = 0.5  # of C: a sum that is shorter holds no record
 SMALL_STEP = 1e-8  # a learning rate at which weights, and so gradients, stay where they are
 DOUBT = 0.05
