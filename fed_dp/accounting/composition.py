@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from fed_dp.accounting.events import Charge, Gaussian, Laplace, Release, SampledGaussian, SparseVector
 from fed_dp.accounting.guarantee import common
 from fed_dp.errors import PrivacyError
-from fed_dp.mechanisms import gaussian_epsilon
+from fed_dp.mechanisms import gaussian_epsilon, gaussian_multiplier
 from fed_dp.mechanisms.gaussian import gaussian_delta
 from fed_dp.mechanisms.noise import Reals
 
@@ -92,7 +92,10 @@ def balance(releases: Iterable[Part] | Mapping[Part, int]) -> Groups:
     """Return how often each release was made, in a fixed order."""
     steps: Counter[Part] = Counter()
     for release, count in Counter(releases).items():
-        if isinstance(release, SampledGaussian | Replaced):  # steps of one kind are one kind
+        if isinstance(release, SampledGaussian | Replaced) and release.sample_rate == 1:
+            halved = release.noise_multiplier / (1 if isinstance(release, SampledGaussian) else 2)
+            steps[Gaussian(halved)] += count * release.steps  # everybody is in every sample
+        elif isinstance(release, SampledGaussian | Replaced):  # steps of one kind are one kind
             one = type(release)(release.noise_multiplier, release.sample_rate, 1)
             steps[one] += count * release.steps
         else:
@@ -197,6 +200,10 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
     """
     if _epsilon(balance([SampledGaussian(LEAST_NOISE, sample_rate, steps)]), delta) <= epsilon:
         return LEAST_NOISE
+    if sample_rate == 1:
+        return max(
+            gaussian_multiplier(epsilon=epsilon, delta=delta, releases=steps) * (1 + 1e-11), LEAST_NOISE
+        )
     try:
         sigma = dp_accounting.calibrate_dp_mechanism(
             lambda: PLDAccountant(Relation.ADD_OR_REMOVE_ONE, GRID),

@@ -21,7 +21,7 @@ class Laplace:
     mechanism: str = field(default="laplace", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _in_range("epsilon", self.epsilon, 1e-9, 1e9)
+        _in_range("epsilon", self.epsilon, 1e-9, 2e9)
 
     @property
     def pure(self) -> float:
@@ -38,7 +38,7 @@ class SparseVector:
     mechanism: str = field(default="sparse_vector", init=False, repr=False)
 
     def __post_init__(self) -> None:
-        _in_range("epsilon", self.epsilon, 1e-9, 1e9)
+        _in_range("epsilon", self.epsilon, 1e-9, 2e9)
         _whole("count", self.count, least=1)
 
     @property
@@ -127,6 +127,12 @@ class Event:
     client: int
     noise_source: NoiseSource | Literal["none"]
 
+    def __post_init__(self) -> None:
+        """Refuse what could be written and not be read again: a ledger would be lost with it."""
+        for key in ("round", "client"):
+            if type(value := getattr(self, key)) is not int or not 0 <= value < 2**63:
+                raise PrivacyError(f"{key} = {value!r}: expected a whole number from 0")
+
     @property
     def charge(self) -> Charge:
         """The release, and for which neighbours it is charged."""
@@ -169,7 +175,4 @@ def event_of(item: dict[str, Any]) -> Event:
     noise: tuple[str, ...] = ("none",) if event.release.mechanism == "none" else get_args(NoiseSource)
     if event.noise_source not in noise or (event.guarantee == "none") != (noise == ("none",)):
         raise ValueError(f"noise_source = {event.noise_source!r}")
-    for key in ("round", "client"):
-        if type(value := getattr(event, key)) is not int or value < 0:
-            raise ValueError(f"{key} = {value!r}")
     return event

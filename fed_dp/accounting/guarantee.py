@@ -29,6 +29,7 @@ Unit = Literal["record", "participant"]
 Neighbours = Literal["add/remove one", "zero-out one", "replace one"]
 
 PUBLIC_COUNT = "the number of records of each site is public"
+TOLD_COUNT = "a site that tells how many records it has (share.records) takes that to be public"
 DECLARED_COUNT = "data.expected_records is public, and was not chosen by looking at the records"
 ASSUMPTIONS = (
     "bounds, categories and standardisation constants are public",
@@ -51,7 +52,10 @@ class Guarantee:
     def assumptions(self) -> tuple[str, ...]:
         """What it rests on beside its proof."""
         if self.unit == "participant":
-            return ASSUMPTIONS
+            return (
+                "a site that tells how many records it has (share.records) takes that to be public",
+                *ASSUMPTIONS,
+            )
         return (DECLARED_COUNT if self.neighbours == "add/remove one" else PUBLIC_COUNT, *ASSUMPTIONS)
 
     @property

@@ -4,7 +4,7 @@ SQLite with a write-ahead log and full synchronisation: when `charge` returns, t
 only then may noise be drawn. What was sent is kept beside it until the next, so that a retry
 sends the same bytes again and costs nothing. An older copy put back in place is found by the mark
 (number and seal of the last entry) that the server has recorded, and by the one in the site's own witness,
-a small file elsewhere that is written after every charge.
+a small file of its own that is written after every charge. Who puts both back together is not found out.
 
 site    name, identity, budget (sealed), number and seal of the last entry
 entry   one charge each, chained by seals
@@ -35,6 +35,7 @@ CREATE TABLE outbox (site TEXT NOT NULL, experiment TEXT NOT NULL, slot TEXT NOT
                      question TEXT NOT NULL, seal TEXT NOT NULL, body BLOB NOT NULL,
                      PRIMARY KEY (site, experiment, slot));
 """
+KEPT = 100  # experiments whose last answers are in the outbox
 PATIENCE = 30.0  # seconds to wait for another process that is charging
 
 
@@ -91,6 +92,11 @@ class Ledger:
             db.execute(
                 "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
                 (account.site, experiment, slot, question, _seal(account, question, body), body),
+            )
+            db.execute(
+                "DELETE FROM outbox WHERE site = ? AND experiment NOT IN (SELECT experiment FROM outbox "
+                "WHERE site = ? GROUP BY experiment ORDER BY max(rowid) DESC LIMIT ?)",
+                (account.site, account.site, KEPT),
             )
 
     def kept(self, *, experiment: str, question: str, known: str | None = None) -> bytes | None:

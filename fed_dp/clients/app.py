@@ -95,7 +95,7 @@ def _at_work(context: Context) -> tuple[_Workplace, int]:
         place = _workplace(tuple(sorted(context.run_config.items())), site)
     except PrivacyError:
         raise
-    except FedDpError as error:
+    except Exception as error:
         if _simulated(context) or (site is None and not isinstance(error, DataError)):
             raise
         # It may quote what it found in the records, or which columns there are: no reply and no log does.
@@ -124,17 +124,41 @@ def _no_paths(context: Context) -> Iterator[None]:
     """Send no path of a deployed site's machine with an error; its own log has it in full."""
     try:
         yield
-    except FedDpError as error:
+    except Exception as error:
         if not {names.SITE, names.LEDGER} & context.node_config.keys():
             raise
-        if (told := without_paths(str(error))) == str(error):
+        if not isinstance(error, FedDpError):
+            log(ERROR, "%s: %s", type(error).__name__, error)
+            raise PrivacyError(f"the site failed ({type(error).__name__}); nothing was sent") from None
+        if (told := without_paths(str(error), *_own_paths(context))) == str(error):
             raise
         log(ERROR, "%s", error)
         raise type(error)(told) from None
 
 
-def without_paths(text: str) -> str:
-    """Return a text in which of every absolute path the last part is left."""
+def _own_paths(context: Context) -> list[str]:
+    """Return the paths that a site's own configuration names."""
+    named = [
+        str(context.node_config[key]) for key in (names.SITE, names.LEDGER) if key in context.node_config
+    ]
+    try:
+        site = _site(context)
+    except FedDpError:
+        site = None
+    if site is not None:
+        named += [site.ledger, site.key, site.authority]
+        named += [path for path in (site.memory, site.witness, site.data and site.data.path) if path]
+    return named
+
+
+def without_paths(text: str, *known: str) -> str:
+    """Return a text in which of every absolute path, and of every known one, the last part is left."""
+    folders = {
+        folder for path in known for folder in (path, str(Path(path).parent), str(Path(path).absolute()))
+    }
+    for folder in sorted(folders, key=len, reverse=True):
+        if len(folder) > 1:
+            text = text.replace(f"{folder}/", "").replace(folder, Path(folder).name)
     return re.sub(r"(?<![^\s'\"(=\[])/(?:[^/:;,'\"()\n]+/)*", "", text)
 
 
@@ -312,6 +336,8 @@ def _train(message: Message, context: Context) -> Replying:
     place, client = _at_work(context)
     question = _question(message)
     experiment, size = place.experiment, place.size
+    if place.site is not None and question.turn > experiment.rounds:
+        raise RunError(f"{names.ROUND} = {question.turn}: the experiment has {experiment.rounds} rounds")
     agreed = agreement(experiment, client=client, size=size)
     participant = Participant.of(experiment, client, size, None if agreed is None else agreed.release)
     memory = place.memory(context, question.turn)
@@ -417,7 +443,7 @@ def _question(message: Message) -> Question:
     if names.ARRAYS not in arrays or names.CONFIG not in config:
         raise RunError(f"a train message needs the records {names.ARRAYS} and {names.CONFIG}")
     turn = config[names.CONFIG].get(names.ROUND)
-    if not isinstance(turn, int) or not 0 < turn < 2**60:
+    if type(turn) is not int or not 0 < turn < 2**60:  # bool is an int, too
         raise RunError(f"{names.ROUND} = {turn!r}: expected a whole number from 1")
     known = str(config[names.CONFIG].get(names.MARK, "")) or None
     return Question(turn, arrays[names.ARRAYS][names.WEIGHTS].data, known)

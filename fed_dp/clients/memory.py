@@ -105,8 +105,8 @@ class OnDisk:
             out.flush()
             os.fsync(out.fileno())
         partial.replace(path)
-        earlier = [turn for turn in self._turns() if turn < self.turn]
-        for turn in earlier[:-1]:
+        kept = sorted(self._turns(), key=lambda turn: (self._path(turn).stat().st_mtime_ns, turn))
+        for turn in kept[:-2]:  # in whichever order a server asks
             self._path(turn).unlink(missing_ok=True)
 
     def _before(self) -> dict[str, NDArray[Any]]:

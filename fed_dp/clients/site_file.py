@@ -14,9 +14,11 @@ from fed_dp.accounting import Budget, Ledger
 from fed_dp.errors import ConfigError, SiteRefused
 from fed_dp.experiment import Dssgd, Experiment, read_toml, validated
 from fed_dp.experiment.release import promise
-from fed_dp.experiment.schema import PRIVATE_TRAINERS, Count, Psgd, Section
+from fed_dp.experiment.schema import PRIVATE_TRAINERS, Count, Psgd, Section, Svm
+from fed_dp.mechanisms.support_vector import steps
 from fed_dp.sharing.update import LARGEST
 
+MAX_RECORDS = 1_000_000  # of a site, where they are not known yet
 FILE, WITNESS = "site.toml", "ledger.last"
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -51,7 +53,9 @@ class Allow(Section):
     clients: Count = 10_000
     local_epochs: Count = 100
     steps: Count = 10_000  # of a round
-    width: Count = 4_096  # of a layer, or of the classes
+    total_steps: Count = 100_000  # of all rounds, whose cost must be added up
+    width: Count = 4_096  # of a layer, of the classes, or of the inputs that the columns become
+    least_epsilon: Annotated[float, Field(ge=0)] = 1e-3  # of an experiment: many small ones fill the ledger
 
 
 class Share(Section):
@@ -132,7 +136,14 @@ class SiteFile(Section):
                 f"privacy.variant = {experiment.privacy.variant!r} is {promised.status} "
                 f"({promised.reason}): a deployed site releases only what is proved; nothing was sent"
             )
-        if promised is not None and promised.relation == "zero-out one" and not self.share.records:
+        declared = experiment.data.expected_records
+        if declared is not None and self.share.records:
+            raise SiteRefused(
+                "data.expected_records is set: this site tells how many records it has (share.records), "
+                "so that their number is not protected; nothing was sent"
+            )
+        record = promised is not None and promised.unit == "record"
+        if record and declared is None and not self.share.records:
             raise SiteRefused(
                 "data.expected_records is missing: this site does not tell how many records it has "
                 "(share.records), and the noise in sums divided by their number would; nothing was sent"
@@ -163,9 +174,19 @@ class SiteFile(Section):
             asked[f"trainer.{key}"] = (getattr(trainer, key, 1), "local_epochs")
         if isinstance(trainer, Psgd):
             asked["trainer.local_epochs / trainer.sample_rate"] = (trainer.steps_per_round, "steps")
+            asked["rounds × steps of a round"] = (experiment.rounds * trainer.steps_per_round, "total_steps")
         asked["trainer.local_steps"] = (getattr(trainer, "local_steps", 1), "steps")
+        if isinstance(trainer, Svm):
+            most = experiment.data.expected(self.client) or MAX_RECORDS
+            asked["steps for trainer.cost"] = (
+                steps(cost=trainer.cost, records=most, expected=most),
+                "steps",
+            )
         classes = data.classes if isinstance(data.classes, int) else len(data.classes or ())
         asked["data.classes"] = (classes, "width")
+        columns = len(data.bounds) if isinstance(data.bounds, dict) else 0
+        inputs = 2 * columns + sum(map(len, data.categories.values()))
+        asked["inputs of data.bounds and data.categories"] = (inputs, "width")
         asked |= {
             f"model.{key}": (value, "width") for key, value in model.options.items() if isinstance(value, int)
         }
@@ -174,3 +195,9 @@ class SiteFile(Section):
                 raise SiteRefused(
                     f"{name} = {value:g}: this site allows at most {most:g} (allow.{key}); nothing was sent"
                 )
+        epsilon = experiment.privacy.budget_epsilon
+        if epsilon is not None and epsilon < self.allow.least_epsilon:
+            raise SiteRefused(
+                f"privacy.budget_epsilon = {epsilon:g}: this site allows at least "
+                f"{self.allow.least_epsilon:g} (allow.least_epsilon); nothing was sent"
+            )

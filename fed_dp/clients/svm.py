@@ -7,6 +7,7 @@ divided by n (its Eq. 3 as printed is not: that is refuted) and without an inter
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,7 +74,9 @@ class SvmTrainer:
         cost, expected = self._config.cost, site.expected_records
         private = self._amount is not None and noise is not None
         if private and not self._as_printed:
-            check_size(cost=cost, records=len(site.y), expected=expected)
+            check_size(cost=cost, expected=expected)
+            if len(site.y) > expected:  # what was agreed is for so many; which they are, no record decides
+                site = replace(site, x=site.x[:expected], y=site.y[:expected])
         exactly = noise is not None and noise.name == "secure"
         z, signs = self._problems(weights, site, exactly=exactly)
         if private and not self._as_printed:

@@ -18,7 +18,7 @@ def numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
     """Return every cell as a number, by itself; NaN where it is none."""
     if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_complex_dtype(column.dtype):
         return column.to_numpy(np.float64, na_value=np.nan)
-    cells = column.to_numpy(object, na_value=np.nan)
+    cells = _cells(column)
     try:
         return cells.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -45,11 +45,31 @@ def codes(column: pd.Series[Any], words: Sequence[str]) -> Integers:
         return found
     known = {word: code for code, word in enumerate(words)}
     missing = column.isna().to_numpy()
-    cells = column.to_numpy(object)
     return np.array(
-        [-1 if gone else known.get(str(cell), -1) for cell, gone in zip(cells, missing, strict=True)],
+        [
+            -1 if gone or cell is None else known.get(str(cell), -1)
+            for cell, gone in zip(_cells(column), missing, strict=True)
+        ],
         np.int64,
     )
+
+
+def _cells(column: pd.Series[Any]) -> NDArray[Any]:
+    """Return every cell as Python has it; None where it cannot be had, whatever is stored there.
+
+    A column that is stored in Arrow's types is never converted as a whole: one date beyond Python's, or one
+    text that is not UTF-8, would decide whether all others can be read.
+    """
+    stored = column.array
+    if not hasattr(stored, "__arrow_array__"):
+        return column.to_numpy(object, na_value=np.nan)
+    found = np.empty(len(column), object)
+    for place, scalar in enumerate(stored.__arrow_array__()):
+        try:
+            found[place] = scalar.as_py()
+        except Exception:
+            found[place] = None
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,7 +224,9 @@ rounds = 10000                 # these bound the time and memory that an experim
 clients = 10000
 local_epochs = 100
 steps = 10000                  # of a round
-width = 4096                   # of a layer, or of the classes
+total_steps = 100000           # of all rounds
+width = 4096                   # of a layer, of the classes, or of the inputs
+least_epsilon = 0.001          # of an experiment: many small ones fill the ledger
 
 [share]                        # what the server learns beside uploads; no noise protects it
 records = true                 # their number; without it, all sites weigh the same

@@ -33,11 +33,11 @@ SMOOTH = 0.5  # h
 LARGEST_EACH = 1000.0  # C/n, how much one record may count
 
 
-def check_size(*, cost: float, records: int, expected: int) -> None:
+def check_size(*, cost: float, expected: int) -> None:
     """Refuse sizes for which the accuracy would not be reached, before any record is looked at.
 
-    Half of `TOLERANCE` is for the steps, half for rounding: a sum of so many products is exact to
-    `records`·2⁻⁵³ of its size C·records/n, and errors of all steps add up to √L of one.
+    Half of `TOLERANCE` is for the steps, half for rounding: a sum of so many products is exact to n·2⁻⁵³ of
+    its size C, and errors of all steps add up to √L of one. Only public numbers decide.
     """
     each = cost / expected
     if each > LARGEST_EACH:
@@ -45,10 +45,11 @@ def check_size(*, cost: float, records: int, expected: int) -> None:
             f"trainer.cost = {cost:g}: one record would count C/n = {each:g}; expected at most "
             f"{LARGEST_EACH:g}; nothing was sent"
         )
-    rounding = 4 * math.sqrt(_smoothness(each * records)) * each * records * records * 2.0**-53
+    rounding = 4 * math.sqrt(_smoothness(cost)) * cost * expected * 2.0**-53
     if rounding > TOLERANCE / 2 * each:
         raise PrivacyError(
-            f"{records} records are too many for the agreed accuracy of w; expected fewer; nothing was sent"
+            f"trainer.cost = {cost:g}: the agreed accuracy of w is not reached for so many records; expected "
+            "less; nothing was sent"
         )
 
 
@@ -71,9 +72,9 @@ def _smoothness(weight: float) -> float:
 def solve(z: Reals, signs: Reals, *, cost: float, expected: int) -> Reals:
     """Return w (problems × features) of ½‖w‖² + (C/n) Σ loss for each column of signs (records × problems).
 
-    The work is fixed by the sizes alone.
+    There are `expected` records at most. The work is fixed by public numbers alone.
     """
-    each, records = cost / expected, len(z)
+    each, records = cost / expected, expected
     smoothness = _smoothness(each * records)
     momentum = (math.sqrt(smoothness) - 1) / (math.sqrt(smoothness) + 1)
     w = ahead = np.zeros((z.shape[1], signs.shape[1]))

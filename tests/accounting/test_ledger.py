@@ -13,6 +13,7 @@ import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -486,3 +487,20 @@ def test_what_is_kept_of_an_experiment_is_known_by_its_slots(ledger: Ledger) -> 
     ledger.keep(account, experiment="one", question="r", body=b"b")
     assert ledger.slots(experiment="one") == {"", "stage 1"}
     assert ledger.slots(experiment="two") == set()
+
+
+def test_only_the_last_answers_of_some_experiments_are_kept(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fed_dp.accounting.ledger.KEPT", 3)
+    account = ledger.charge(event(1))
+    for name in ("a", "b", "c", "a", "d"):
+        for slot in ("", "stage 1"):
+            ledger.keep(account, experiment=name, question="q", body=b"b", slot=slot)
+    assert [name for name in "abcd" if ledger.slots(experiment=name)] == ["a", "c", "d"]
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, -1, 2**63])
+def test_nothing_is_written_that_could_not_be_read_again(wrong: Any) -> None:
+    with pytest.raises(PrivacyError, match="round = "):
+        Event(Laplace(0.5), "sparse_vector", wrong, 0, "secure")

@@ -124,6 +124,35 @@ PRIVATE = with_noise()
         ),
         (
             None,
+            tables(
+                rounds=200,
+                trainer={"name": "psgd", "sample_rate": 1e-3},
+                privacy={"budget_epsilon": 1.0, "delta": 1e-5, "noise_source": "secure"},
+            ),
+            "rounds × steps of a round = 200000: this site allows at most 100000 (allow.total_steps)",
+        ),
+        (
+            None,
+            tables(
+                model={"name": "rbf"},
+                trainer={"name": "svm", "frequencies": "random", "cost": 1e6},
+                strategy={"name": "averaging"},
+                privacy={"budget_epsilon": 1.0, "noise_source": "secure"},
+            ),
+            "(allow.steps)",
+        ),
+        (
+            None,
+            tables(data={**tables()["data"], "categories": {"x0": [str(k) for k in range(5000)]}}),
+            "inputs of data.bounds and data.categories = 5000: this site allows at most 4096 (allow.width)",
+        ),
+        (
+            None,
+            with_noise(privacy={"budget_epsilon": 1e-4, "delta": 1e-5, "noise_source": "secure"}),
+            "privacy.budget_epsilon = 0.0001: this site allows at least 0.001 (allow.least_epsilon)",
+        ),
+        (
+            None,
             tables(data={**tables()["data"], "classes": 10**6}),
             "data.classes = 1e+06: this site allows at most 4096 (allow.width)",
         ),
@@ -236,18 +265,49 @@ PSGD = tables(
 
 
 def test_a_site_that_hides_its_number_of_records_divides_by_a_declared_one_or_not_at_all(site: Asked) -> None:
-    """The noise in a mean would tell it."""
+    """The noise in a mean would tell it; and what it tells in one experiment is not protected in another."""
     declared = {**PSGD, "data": {**PSGD["data"], "expected_records": 50}}
-    assert (told_records(site, PSGD), told_records(site, declared)) == (RECORDS, 50)
+    assert told_records(site, PSGD) == RECORDS
+    with pytest.raises(SiteRefused, match=r"data\.expected_records is set: .*nothing was sent"):
+        site.train(declared)
     site.edit("records = true", "records = false")
-    with pytest.raises(SiteRefused, match=r"data\.expected_records is missing: .*nothing was sent"):
-        site.train(PSGD)
+    svm = {**PSGD, "data": {**PSGD["data"], "classes": 2}, "model": {"name": "rbf"}}
+    svm["trainer"] = {"name": "svm", "frequencies": "random"}
+    for content in (PSGD, svm):  # both divide by their number
+        with pytest.raises(SiteRefused, match=r"data\.expected_records is missing: .*nothing was sent"):
+            site.train(content)
     assert site.charges == 0
     assert told_records(site, declared) == 50
     reply = site.train(declared)
     assert reply.content.metric_records[names.METRICS][names.RECORDS] == 50
     events = str(reply.content.config_records[names.CONFIG][names.EVENTS])
     assert from_json(events)[0].promise.neighbours == "add/remove one"
+
+
+@pytest.mark.parametrize("turn", [True, False, 1.0, "1", 0, -1, 2**60])
+def test_a_round_that_is_none_is_refused_before_it_is_charged(site: Asked, turn: Any) -> None:
+    """True is an int to Python: it was charged, and then the ledger could not be read ever after."""
+    asked = question(1, None)
+    asked.config_records[names.CONFIG][names.ROUND] = turn
+    with pytest.raises(FedDpError, match="expected a whole number from 1"):
+        site.ask(PRIVATE, MessageType.TRAIN, asked)
+    assert site.charges == 0
+    site.train(PRIVATE)
+    assert site.charges == 1
+
+
+def test_an_experiment_has_no_more_rounds_than_it_says(site: Asked) -> None:
+    with pytest.raises(FedDpError, match="round = 4: the experiment has 3 rounds"):
+        site.train(PRIVATE, 4)
+    assert site.charges == 0
+
+
+def test_what_is_kept_between_rounds_is_two_files_in_whichever_order_a_server_asks(site: Asked) -> None:
+    strategy = {**tables()["strategy"], "download_fraction": 0.5, "upload_fraction": 1.0}
+    content = tables(strategy=strategy, rounds=9)
+    for turn in (9, 8, 7, 6, 5):
+        site.train(content, turn)
+    assert len(list((site.federation.site("a") / "memory").iterdir())) == 2
 
 
 def test_where_a_participant_is_protected_so_is_the_number_of_its_records(site: Asked) -> None:
@@ -361,10 +421,21 @@ def test_no_error_names_a_path_of_this_machine(
         ("/a/b.npz is damaged (OSError); nothing", "b.npz is damaged (OSError); nothing"),
         ("add/remove one of 1/150", "add/remove one of 1/150"),
         ("neither '/a/b' nor (/c/d)", "neither 'b' nor (d)"),
+        ("ledger /home/Dr. Who, MD's/site/ledger.sqlite is missing", "ledger ledger.sqlite is missing"),
+        ("file:///home/Dr. Who, MD's/site/ledger.sqlite-wal", "file://ledger.sqlite-wal"),
     ],
 )
 def test_of_a_path_the_last_part_is_left(text: str, told: str) -> None:
-    assert client_app.without_paths(text) == told
+    assert client_app.without_paths(text, "/home/Dr. Who, MD's/site/ledger.sqlite") == told
+
+
+def test_an_error_of_another_kind_is_told_by_its_kind(site: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise FileNotFoundError(2, "No such file", "/proc/secret-place")
+
+    monkeypatch.setattr(client_app.OnDisk, "keep", fail)
+    with pytest.raises(PrivacyError, match=r"^the site failed \(FileNotFoundError\); nothing was sent$"):
+        site.train(PRIVATE)
 
 
 def test_a_server_cannot_choose_which_records_are_scored(site: Asked) -> None:
@@ -494,7 +565,7 @@ def test_a_repeated_question_gets_the_same_bytes_with_noise_and_without(
 def test_what_a_site_keeps_between_rounds_outlives_its_process(site: Asked) -> None:
     strategy = {**tables()["strategy"], "download_fraction": 0.5, "upload_fraction": 1.0}
     trainer = {**tables()["trainer"], "learning_rate_decay": 0.1}
-    content = tables(strategy=strategy, trainer=trainer)
+    content = tables(strategy=strategy, trainer=trainer, rounds=4)
     nothing = SparseUpdate(np.empty(0, np.int64), np.empty(0, np.float32), SIZE)
 
     def change(turn: int) -> np.ndarray:

@@ -234,3 +234,11 @@ def test_a_site_never_fits_an_encoder_to_its_own_records(tmp_path: Path) -> None
     with pytest.raises(PrivacyError, match="part of the model is missing; nothing was sent"):
         Deployed(given, ledger.path).answer(part=True)
     assert ledger.read()[0].number == 0
+
+
+def test_more_records_than_declared_are_left_out_and_decide_nothing() -> None:
+    """Else whether it is refused, or how long it takes, tells their number."""
+    trainer, weights, site = ready(experiment(data={"public_records": 30, "expected_records": 60}))
+    declared = replace(site, expected_records=60)
+    fewer = replace(declared, x=site.x[:60], y=site.y[:60])
+    assert np.array_equal(solved(trainer, weights, declared), solved(trainer, weights, fewer))

@@ -40,8 +40,7 @@ def written(folder: Path, **tune: Any) -> Path:
 
 
 def test_the_best_run_is_told_with_the_cost_of_choosing_it(tmp_path: Path) -> None:
-    planned = plan(written(tmp_path, runs=5))
-    seed = 3
+    planned, seed = plan(written(tmp_path)), 3
     [found] = tune(planned, root=tmp_path / "runs", seed=seed)
     assert found.runs > 1
     assert found.chosen == {"trainer.learning_rate": 1.0}  # with the other, nothing is learnt

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -144,3 +146,36 @@ def test_within_them_every_value_has_a_number(bounds: tuple[float, float], tmp_p
     x = read_part("train", replace(ARRAY, path=tmp_path, bounds=bounds)).x
     assert np.isfinite(x).all()
     assert np.abs(x).max() <= 1
+
+
+COLUMNS = {
+    "text that is not UTF-8": (pa.utf8(), [b"1", b"2", b"1", b"2"], b"M\xfcller HIV+"),
+    "a date beyond Python's": (pa.date32(), [0, 1, 2, 3], 2**31 - 1),
+    "the end of time": (pa.timestamp("us", "Europe/Berlin"), [0, 1, 2, 3], 253402300740 * 10**6),
+    "a number in a list": (pa.list_(pa.int64()), [[1], [2], [], [3]], None),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+@pytest.mark.parametrize("as_category", [False, True])
+def test_whatever_a_parquet_cell_holds_the_others_are_read(
+    kind: str, as_category: bool, tmp_path: Path
+) -> None:
+    """One cell decided whether a deployed site answered, and was quoted in its error."""
+    arrow, good, odd = COLUMNS[kind]
+    seen = []
+    for values in (good, [odd, *good[1:]]):
+        if arrow == pa.utf8():
+            cells = pa.Array.from_buffers(arrow, len(values), pa.array(values, pa.binary()).buffers())
+        elif pa.types.is_list(arrow):
+            cells = pa.array(values, arrow)
+        else:
+            width = pa.int32() if arrow.bit_width == 32 else pa.int64()
+            cells = pa.array(values, width).view(arrow)
+        table = pa.table({"a": pa.array([1.0, 2.0, 3.0, 4.0]), "b": cells, "y": pa.array([0, 1, 2, 0])})
+        pq.write_table(table, tmp_path / "train.parquet")
+        options = replace(OPTIONS, path=tmp_path)
+        if not as_category:
+            options = replace(options, categories={}, bounds={"a": (0.0, 9.0), "b": (0.0, 9.0)})
+        seen.append(encoded(tmp_path, options))
+    assert seen[0][1:] == seen[1][1:]
