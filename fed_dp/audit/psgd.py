@@ -45,7 +45,7 @@ SILENT = 1e-3  # of a noise multiplier that hides nothing
 COPIES = 100  # equal records, whose samples are counted
 SHORT = 0.5  # of C: a sum that is shorter holds no record
 SMALL_STEP = 1e-8  # a learning rate at which weights, and so gradients, stay where they are
-DOUBT = 0.05
+DOUBT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)

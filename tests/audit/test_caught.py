@@ -226,7 +226,7 @@ def test_a_weakened_path_of_psgd_is_caught(path: str, weakness: str, monkeypatch
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_of_psgd_as_it_is_loses_nearly_what_is_stated_and_not_more(path: str) -> None:
     found = audit_path(path)
-    assert 0.9 * found.claim < found.bound <= found.claim
+    assert 0.7 * found.claim < found.bound <= found.claim
 
 
 def test_every_path_is_weakened_in_every_way() -> None:
