@@ -14,7 +14,7 @@ from fed_dp.accounting import SampledGaussian, noise_multiplier
 from fed_dp.clients import psgd, psgd_together
 from fed_dp.clients.psgd import PsgdTrainer
 from fed_dp.clients.trainer import Site
-from fed_dp.errors import ModelError
+from fed_dp.errors import ModelError, PrivacyError
 from fed_dp.experiment import Experiment, Psgd, release
 from fed_dp.experiment.schema import Privacy
 from fed_dp.models import FlatNetwork, initial_weights
@@ -247,3 +247,14 @@ def test_torch_s_own_generator_is_left_alone() -> None:
     before = torch.random.get_rng_state()
     one.fit(np.zeros(one._net.size, np.float32), site(), {})
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("gradients", ["auto", "hooks", "ghost", "vmap"])
+def test_a_fit_that_took_other_steps_than_were_charged_is_not_sent(gradients: str) -> None:
+    """Opacus counts them; the charge is what the ledger holds."""
+    settings = config(gradients=gradients)  # four steps at q = ¼
+    for charged in (SampledGaussian(1.0, 0.25, 3), SampledGaussian(1.0, 0.5, 4)):
+        net = FlatNetwork("small-mlp", (64,), 10)
+        wrong = PsgdTrainer(settings, net, release=charged)
+        with pytest.raises(PrivacyError, match=r"Opacus counted .* was charged; nothing was sent"):
+            wrong.fit(np.zeros(net.size, np.float32), site(), {})
