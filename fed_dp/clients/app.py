@@ -189,7 +189,7 @@ def _described(message: Message, context: Context) -> Message:
         if (site := _site(context)) is None:
             raise
         client, records = site.client, 0
-        told[names.REFUSED] = str(error)
+        told[names.REFUSED] = without_paths(str(error), *_own_paths(context))
     content = RecordDict({names.METRICS: MetricRecord({names.PARTITION: client, names.RECORDS: records})})
     if site is not None:
         told[names.LEDGER] = site.opened().read()[0].identity

@@ -37,7 +37,7 @@ class Statistics(SiteStrategy):
         if not self.counted:
             raise RunError(
                 "strategy.name = 'statistics' needs the number of records of every site (share.records in "
-                "its file)"
+                "its file), or a declared one (data.expected_records)"
             )
         self._solver, self._amounts, self._ridge = solver, amounts, ridge
         self._stage = 0
