@@ -19,7 +19,7 @@ test: $(VENV)/installed-dev ## every behaviour once, on two processes
 	@$(BIN)/python -m pytest -n 2 -rs
 
 test-all: $(VENV)/installed-dev ## all cases of all tests but those marked slow; more random examples
-	@HYPOTHESIS_PROFILE=thorough $(BIN)/python -m pytest -n 2 -rs -m 'not slow'
+	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-thorough} $(BIN)/python -m pytest -n 2 -rs -m 'not slow'
 
 coverage: $(VENV)/installed-dev ## what share of the lines the tests run; fails below the limits
 	@rm -f .coverage .coverage.*

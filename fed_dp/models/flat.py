@@ -13,10 +13,12 @@ from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from fed_dp import seeds
+from fed_dp.models import rounding
 from fed_dp.models.encoders import Encoded
 from fed_dp.models.networks import OnFrozen, Options, Shape, build
 
 Vector = NDArray[np.float32]
+rounding.fix()  # before the first product
 
 
 class FlatNetwork:

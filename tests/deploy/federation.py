@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,7 @@ class Federation:
             process.wait(HANG)
 
     def stop(self) -> list[int]:
-        """Ask everything to end; return the processes that are left."""
+        """Ask everything to end and wait for it; return the processes that are left."""
         family = [pid for process in self.processes.values() for pid in descendants(process.pid)]
         for process in self.processes.values():
             if process.poll() is None:
@@ -171,7 +172,10 @@ class Federation:
         for process in self.processes.values():
             process.wait(HANG)
         self.processes.clear()
-        return [pid for pid in family if Path(f"/proc/{pid}").exists()]
+        deadline = time.monotonic() + HANG
+        while (left := [pid for pid in family if runs(pid)]) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return left
 
     def said(self, name: str) -> str:
         path = self.folder / f"{name}.out"
@@ -196,6 +200,14 @@ class Federation:
     def _online(self) -> int:
         done = self.command("status", str(self.server), "--json")
         return sum(site["online"] is True for site in json.loads(done.stdout)["sites"])
+
+
+def runs(pid: int) -> bool:
+    """Whether a process is there and has not ended; one that nobody has asked for its end is a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def descendants(pid: int) -> list[int]:
