@@ -15,9 +15,9 @@ import entries
 import workload
 
 from fed_dp.experiment import build
+from fed_dp.runs.folder import Line
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line
 
 CLIENTS, ROUNDS, LIMIT = 1000, 5, 4.0
 

@@ -27,9 +27,9 @@ import entries
 import workload
 
 from fed_dp.experiment import build
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import Engine, session, simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import RunFolder
 
 CORES = len(os.sched_getaffinity(0))
 PARALLEL = {"name": "dssgd", "exchange": "parallel"}

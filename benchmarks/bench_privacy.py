@@ -21,7 +21,7 @@ from workload import bare_loop
 
 from fed_dp.accounting import Account, Budget, Event, SampledGaussian
 from fed_dp.accounting.ledger import write_accounts
-from fed_dp.clients.books import Question, VirtualBooks
+from fed_dp.clients.ledger_session import TrainRequest, VirtualLedgerSession
 from fed_dp.mechanisms import SimulationNoise, figure_12, sparse_vector
 from fed_dp.sharing.selection import share
 
@@ -69,14 +69,14 @@ def sparse_vectors() -> None:
 
 def charges() -> None:
     budget, release = Budget(8.0, 1e-5), SampledGaussian(1.2, 0.05, 20)
-    states = [VirtualBooks.open(client, "digest", budget).account.to_json() for client in range(CLIENTS)]
+    states = [Account.open(f"client-{client:04d}", "digest", budget).to_json() for client in range(CLIENTS)]
     with tempfile.TemporaryDirectory() as folder:
         began = time.perf_counter()
         for turn in range(1, ROUNDS + 1):
             new = {}
             for client in range(CLIENTS):
-                books = VirtualBooks(Account.from_json(states[client]))
-                question = Question(turn, b"", None)
+                books = VirtualLedgerSession(Account.from_json(states[client]))
+                question = TrainRequest(turn, b"", None)
                 books.kept(question)
                 event = Event(release, "psgd", turn, client, "simulation")
                 account = books.charge(event, question, ahead=ROUNDS)

@@ -22,9 +22,9 @@ import workload
 from bench_memory import descendants
 
 from fed_dp.experiment import build
+from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import session, simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line, RunFolder
 
 CORES = len(os.sched_getaffinity(0))
 TICK = os.sysconf("SC_CLK_TCK")

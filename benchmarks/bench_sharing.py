@@ -19,7 +19,7 @@ from fed_dp.sharing.message import Upload
 from fed_dp.sharing.parameter_server import ParameterServer
 from fed_dp.sharing.selection import Selector, share
 from fed_dp.sharing.update import Indices, SparseUpdate, Vector
-from fed_dp.strategies.averaging import Averaging
+from fed_dp.strategies.averaging.strategy import AveragingStrategy
 from fed_dp.strategies.sites import Site
 
 SIZE = 140_106
@@ -71,7 +71,7 @@ def average(rng: np.random.Generator) -> None:
         (Namespace(site=site), Upload(SparseUpdate.dense(vector), 600))
         for site, vector in zip(sites, vectors, strict=True)
     ]
-    strategy = Averaging(np.zeros(SIZE, np.float32), sites)
+    strategy = AveragingStrategy(np.zeros(SIZE, np.float32), sites)
     baseline, ours = entries.medians(
         lambda: vectors.mean(0, dtype=np.float64), lambda: strategy.combine(uploads), repeats=10, dropped=2
     )

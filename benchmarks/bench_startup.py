@@ -16,7 +16,7 @@ RUN = """
 from pathlib import Path
 from fed_dp.experiment import build
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
+from fed_dp.server.observers import Silent
 experiment = build({"rounds": 1, "clients": {"count": 4}})
 simulate(experiment, observer=Silent(), engine="ray", root=Path(__import__("sys").argv[1]))
 """

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import entries
 import numpy as np
+from networks import network
 
 from fed_dp.accounting import Gaussian
-from fed_dp.clients.sgd import SgdTrainer
-from fed_dp.clients.statistics import StatisticsTrainer
-from fed_dp.clients.trainer import Site
-from fed_dp.experiment import Dpa, Sgd
+from fed_dp.clients.dpa import Dpa
+from fed_dp.clients.functional.statistics import StatisticsTrainer
+from fed_dp.clients.sgd import Sgd
+from fed_dp.clients.sgd.trainer import SgdTrainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.mechanisms import SimulationNoise
-from fed_dp.mechanisms.statistics import Amount
+from fed_dp.mechanisms.statistics import NoiseSpec
 from fed_dp.models import FlatNetwork, Solver, use_one_thread
 
 RECORDS, EPOCHS, REPEATS, LIMIT = 3000, 10, 3, 1.0
@@ -27,24 +29,24 @@ def main() -> None:
     rng = np.random.default_rng(0)
     small, large = (rng.normal(size=(RECORDS, 1, side, side)).astype(np.float32) for side in (28, 32))
     y = rng.integers(0, 10, RECORDS)
-    net = FlatNetwork("scattering", (1, 28, 28), 10)
+    net = FlatNetwork(network("scattering", (1, 28, 28), 10))
     trainer = StatisticsTrainer(Dpa(name="dpa"), net, stages=STAGES, sites=1, sends_statistics=True)
-    solver = Solver("scattering", (1, 28, 28), 10, {}, cross=1.0)
+    solver = Solver(network("scattering", (1, 28, 28), 10), cross=1.0)
 
     def fit() -> None:
         weights = net.weights()
         for stage, release in enumerate(STAGES, 1):
             noise = SimulationNoise(np.random.default_rng(stage))
-            mean = trainer.release(weights, Site(small, y, 0, stage, 0), stage, noise)
-            amount = Amount("gaussian", release.noise_multiplier)
-            weights = solver.put(weights, stage, mean, amount=amount, ridge=0.5, records=RECORDS)
+            mean = trainer.release(weights, ClientData(small, y, 0, stage, 0), stage, noise)
+            amount = NoiseSpec("gaussian", release.noise_multiplier)
+            weights = solver.put(weights, stage, mean, noise_spec=amount, ridge=0.5, records=RECORDS)
 
-    cnn = FlatNetwork("dssgd-cnn-mnist", (1, 32, 32), 10)
+    cnn = FlatNetwork(network("dssgd-cnn-mnist", (1, 32, 32), 10))
     sgd = SgdTrainer(Sgd(learning_rate=0.01, batch_size=32), cnn)
     start = cnn.weights()
 
     def epoch() -> None:
-        sgd.fit(start, Site(large, y, 0, 1, 0), {})
+        sgd.fit(start, ClientData(large, y, 0, 1, 0), {})
 
     value, one = entries.medians(fit, epoch, repeats=REPEATS + 1, dropped=1)
     baseline = EPOCHS * one

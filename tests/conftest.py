@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from fed_dp.data import SOURCES, folder_of
+from fed_dp import plugins
+from fed_dp.data.options import Published
 from fed_dp.experiment import Experiment, build
 from fed_dp.models import use_one_thread
 
@@ -93,8 +94,11 @@ def needs() -> Callable[[str], None]:
     """Skip, saying what is missing, unless a data set's files are there."""
 
     def check(name: str) -> None:
-        folder = folder_of(name)
-        files = SOURCES[name].files(folder)
+        section = plugins.find("data", name)
+        if not issubclass(section, Published):
+            return
+        folder = section.folder()
+        files = section.files(folder)
         if missing := [file.name for file in files if not (folder / file.name).is_file()]:
             pytest.skip(f"{name}: {folder / missing[0]} is not there; set FED_DP_DATA")
 
@@ -103,8 +107,8 @@ def needs() -> Callable[[str], None]:
 
 def in_process(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run fed-dp in a folder, in this process: nothing is imported again."""
-    from fed_dp.cli import main
-    from fed_dp.experiment.federation import _LOADED
+    from fed_dp.cli.main import main
+    from fed_dp.experiment.federation import forget
 
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
@@ -113,7 +117,7 @@ def in_process(folder: Path, *arguments: str, **environment: str) -> subprocess.
         patch.setattr(sys, "argv", ["fed-dp", *arguments])
         for name, value in {"COLUMNS": "200", **environment}.items():
             patch.setenv(name, value)
-        _LOADED.clear()  # as a new process would
+        forget()  # as a new process would
         with redirect_stdout(out), redirect_stderr(err):
             try:
                 main()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from fed_dp.cli import app
+from fed_dp.cli.main import app
 from fed_dp.experiment import shipped
 
 ROOT = Path(__file__).parent.parent

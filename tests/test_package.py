@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import get_args
+
+import pytest
 
 import fed_dp
 import fed_dp.accounting
@@ -10,8 +14,12 @@ import fed_dp.data
 import fed_dp.errors
 import fed_dp.experiment
 import fed_dp.models
-from fed_dp.experiment import schema
-from fed_dp.strategies.rounds import STRATEGIES
+from fed_dp import plugins
+from fed_dp.accounting import guarantees
+from fed_dp.data.options import Data
+from fed_dp.experiment.components import StrategyOptions, TrainerOptions
+from fed_dp.models.network import Network
+from fed_dp.options import Section
 
 ROOT = Path(__file__).parent.parent
 
@@ -27,12 +35,44 @@ def test_exported_names_exist() -> None:
         assert sorted(set(module.__all__)) == sorted(module.__all__)
 
 
-def test_the_schema_names_what_the_registries_hold() -> None:
-    assert set(get_args(schema.DataName)) == {*fed_dp.data.SOURCES, "folder"}
-    assert set(get_args(schema.ModelName)) == set(fed_dp.models.BUILDERS)
-    sections = get_args(get_args(schema.Strategy)[0])
-    names = {get_args(section.model_fields["name"].annotation)[0] for section in sections}
-    assert names == set(STRATEGIES)
+KINDS: dict[plugins.Kind, type[Section]] = {
+    "trainer": TrainerOptions,
+    "strategy": StrategyOptions,
+    "model": Network,
+    "data": Data,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_component_is_registered_by_entry_point_under_its_own_name(kind: plugins.Kind) -> None:
+    registered = plugins.components(kind)
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert set(registered) == set(listed[plugins.GROUPS[kind]])
+    for name, component in registered.items():
+        assert issubclass(component, KINDS[kind])
+        assert get_args(component.model_fields["name"].annotation) == (name,)
+        assert component.__doc__
+
+
+def test_every_guarantee_is_declared_by_the_part_that_makes_its_releases() -> None:
+    declared = [
+        guarantee
+        for kind in ("trainer", "strategy")
+        for component in plugins.components(kind).values()  # type: ignore[arg-type]
+        for guarantee in component.guarantees
+    ]
+    assert {guarantee.name for guarantee in declared} | {"none"} == set(guarantees())
+
+
+def test_reading_an_experiment_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from fed_dp.experiment import load_experiment, shipped; "
+        "from fed_dp.experiment.source import build, profile, read_tables, variants; "
+        "[build(t) for name in shipped() for t in variants(profile(read_tables(name))).values()]; "
+        "print([m for m in ('torch', 'pandas', 'flwr', 'ray', 'opacus', 'sklearn', 'dp_accounting') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_every_error_stands_in_the_tree() -> None:

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from fed_dp.accounting.account import Account, Budget, Entry
-from fed_dp.accounting.composition import epsilon, noise_multiplier, pure_epsilon, pure_share, total
-from fed_dp.accounting.events import (
-    Event,
-    Gaussian,
-    Laplace,
-    Release,
-    SampledGaussian,
-    SparseVector,
-    Unprotected,
-    from_json,
-    to_json,
-)
-from fed_dp.accounting.guarantee import GUARANTEES, Guarantee
-from fed_dp.accounting.ledger import Ledger
-from fed_dp.accounting.statement import Statement, spent, spread, statement
+from typing import TYPE_CHECKING
+
+from fed_dp.lazy import exports
+
+if TYPE_CHECKING:
+    from fed_dp.accounting.account import Account, Budget, Entry
+    from fed_dp.accounting.composition import epsilon, noise_multiplier, pure_epsilon, pure_share, total
+    from fed_dp.accounting.events import (
+        Event,
+        Gaussian,
+        Laplace,
+        Release,
+        SampledGaussian,
+        SparseVector,
+        Unprotected,
+        from_json,
+        to_json,
+    )
+    from fed_dp.accounting.guarantee import Guarantee, guarantees
+    from fed_dp.accounting.ledger import Ledger
+    from fed_dp.accounting.statement import Statement, spent, spread
 
 __all__ = [
-    "GUARANTEES",
     "Account",
     "Budget",
     "Entry",
@@ -36,12 +40,40 @@ __all__ = [
     "Unprotected",
     "epsilon",
     "from_json",
+    "guarantees",
     "noise_multiplier",
     "pure_epsilon",
     "pure_share",
     "spent",
     "spread",
-    "statement",
     "to_json",
     "total",
 ]
+__getattr__ = exports(
+    __name__,
+    {
+        "Account": "account",
+        "Budget": "account",
+        "Entry": "account",
+        "Event": "events",
+        "Gaussian": "events",
+        "Guarantee": "guarantee",
+        "Laplace": "events",
+        "Ledger": "ledger",
+        "Release": "events",
+        "SampledGaussian": "events",
+        "SparseVector": "events",
+        "Statement": "statement",
+        "Unprotected": "events",
+        "epsilon": "composition",
+        "from_json": "events",
+        "guarantees": "guarantee",
+        "noise_multiplier": "composition",
+        "pure_epsilon": "composition",
+        "pure_share": "composition",
+        "spent": "statement",
+        "spread": "statement",
+        "to_json": "events",
+        "total": "composition",
+    },
+)

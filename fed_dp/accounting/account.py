@@ -100,8 +100,8 @@ class Account:
         return f"no bound (with noise: {self.metered:.4g})" if self.unprotected else f"{self.metered:.4g}"
 
     @property
-    def mark(self) -> str:
-        """The head as the server records it: NUMBER:SEAL."""
+    def ledger_head(self) -> str:
+        """The last entry as the server records it: NUMBER:SEAL."""
         return f"{self.number}:{self.head}"
 
     def charge(self, event: Event, *, when: str = "", ahead: int = 1) -> tuple[Account, Entry]:

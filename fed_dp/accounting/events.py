@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from fed_dp.accounting.guarantee import GUARANTEES, Guarantee, Neighbours
+from fed_dp.accounting.guarantee import Guarantee, Neighbours, guarantee, guarantees
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import NoiseSource
 
@@ -136,12 +136,12 @@ class Event:
     @property
     def charge(self) -> Charge:
         """The release, and for which neighbours it is charged."""
-        return self.release, self.promise.relation
+        return self.release, self.stated.relation
 
     @property
-    def promise(self) -> Guarantee:
+    def stated(self) -> Guarantee:
         """The guarantee in full."""
-        return GUARANTEES[self.guarantee]
+        return guarantee(self.guarantee)
 
     def tables(self) -> dict[str, Any]:
         """Return the event as plain tables."""
@@ -170,7 +170,7 @@ def release_of(item: dict[str, Any]) -> Release:
 def event_of(item: dict[str, Any]) -> Event:
     """Read an event from plain tables."""
     event = Event(**{**item, "release": release_of(item["release"])})
-    if event.guarantee not in GUARANTEES:
+    if event.guarantee not in guarantees():
         raise ValueError(f"guarantee = {event.guarantee!r}")
     noise: tuple[str, ...] = ("none",) if event.release.mechanism == "none" else get_args(NoiseSource)
     if event.noise_source not in noise or (event.guarantee == "none") != (noise == ("none",)):

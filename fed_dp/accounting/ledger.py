@@ -198,7 +198,7 @@ def _write_witness(path: Path, account: Account) -> None:
     try:
         partial = path.with_name(f".{path.name}.part")
         with open(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as out:
-            out.write(f"{account.identity} {account.mark}\n")
+            out.write(f"{account.identity} {account.ledger_head}\n")
             out.flush()
             os.fsync(out.fileno())
         partial.replace(path)

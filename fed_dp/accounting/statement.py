@@ -87,7 +87,7 @@ def number(value: float | None) -> str:
 
 def protects(events: Iterable[Event]) -> str:
     """Return whom a total of these events protects: the unit, and the neighbours it is composed for."""
-    found = [event.promise for event in events if not isinstance(event.release, Unprotected)]
+    found = [event.stated for event in events if not isinstance(event.release, Unprotected)]
     relations = {promise.relation for promise in found}
     if (strongest := common(relations)) is None:
         return " and ".join(sorted({f"{promise.neighbours} {promise.unit}" for promise in found}))
@@ -105,7 +105,7 @@ def standing(events: Iterable[Event]) -> str:
     kept = [event for event in listed if not isinstance(event.release, Unprotected)]
     told = []
     if kept:
-        worst = min((event.promise.status for event in kept), key=WORST.index)
+        worst = min((event.stated.status for event in kept), key=WORST.index)
         told = [f"{worst}; neighbours: {protects(kept)}"]
     for kind, words in (
         ("upload", "without noise: {} uploads, so that no ε bounds what was released"),
@@ -156,7 +156,7 @@ def statement(
     together = [event.charge for site in dearest for event in events_by_site[site]]
     everything = [event for events in events_by_site.values() for event in events]
     charges = {event.charge for event in everything}
-    promises = {event.guarantee: event.promise for event in everything}.values()
+    promises = {event.guarantee: event.stated for event in everything}.values()
     relation = common(relation for _, relation in charges)
     unit = "participant" if relation is None else "record"
     worst = min(promises, key=lambda promise: WORST.index(promise.status))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fed_dp.accounting import GUARANTEES
+from fed_dp.accounting.guarantee import guarantee
 from fed_dp.accounting.statement import number
 
 REFUTED = "refuted in this configuration"
@@ -16,7 +16,7 @@ NOTHING_STATED = "nothing is stated that could be refuted"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class StatedGuarantee:
     """What is stated about a release: how sure it is, and whom it protects."""
 
     stated: str  # proved, claimed or refuted
@@ -33,7 +33,7 @@ class Finding:
     """
 
     subject: str
-    said: Said
+    guarantee: StatedGuarantee
     claim: float
     delta: float
     bound: float  # −∞ where the attack showed nothing
@@ -58,9 +58,9 @@ class Finding:
     def tables(self) -> dict[str, Any]:
         """Return it as plain tables."""
         claim = self.claim if math.isfinite(self.claim) else None
-        told = {**asdict(self), **asdict(self.said), "claim": claim, "bound": _finite(self.bound)}
-        del told["said"]
-        return {**told, "verdict": self.verdict}
+        tables = {**asdict(self), **asdict(self.guarantee), "claim": claim, "bound": _finite(self.bound)}
+        del tables["guarantee"]
+        return {**tables, "verdict": self.verdict}
 
     def lines(self) -> list[str]:
         """Return it for people: what is stated first, then the bound."""
@@ -68,17 +68,17 @@ class Finding:
         weakened = "" if self.noise == 1 else f"; with {self.noise:g} × its noise"
         seed = "" if self.seed is None else f", seed {self.seed}"
         return [
-            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.said.stated}; one "
-            f"{self.said.unit}, {self.said.neighbours}){weakened}",
+            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.guarantee.stated}; one "
+            f"{self.guarantee.unit}, {self.guarantee.neighbours}){weakened}",
             f"  at least ε = {bound_text(self.bound)} is lost ({sure}{seed}): {self.verdict}",
             f"  attack: {self.attack}",
         ]
 
 
-def about(guarantee: str) -> Said:
+def stated(name: str) -> StatedGuarantee:
     """Return what a named guarantee states."""
-    promise = GUARANTEES[guarantee]
-    return Said(promise.status, promise.unit, promise.neighbours)
+    found = guarantee(name)
+    return StatedGuarantee(found.status, found.unit, found.neighbours)
 
 
 def _finite(bound: float) -> float | None:

@@ -16,9 +16,10 @@ from itertools import product
 import numpy as np
 
 from fed_dp.audit.exact import SPIES, Values, loss, sparse_vector_losses
-from fed_dp.audit.finding import Finding, Said, about
-from fed_dp.audit.psgd import PATHS, audit_path
-from fed_dp.clients.svm import liblinear
+from fed_dp.audit.finding import Finding, StatedGuarantee, stated
+from fed_dp.audit.psgd import audit_path
+from fed_dp.clients.psgd import PATHS
+from fed_dp.clients.svm.trainer import liblinear
 from fed_dp.errors import ConfigError, PrivacyError
 from fed_dp.mechanisms import (
     Noise,
@@ -30,11 +31,11 @@ from fed_dp.mechanisms import (
     sparse_vector,
 )
 from fed_dp.mechanisms.statistics import (
-    Amount,
     ClassSums,
     HeadStatistics,
     Kind,
     MapMoments,
+    NoiseSpec,
     PatchMoments,
     Statistic,
     release,
@@ -42,7 +43,7 @@ from fed_dp.mechanisms.statistics import (
 from fed_dp.mechanisms.support_vector import SvmNoise, perturbed, solve
 from fed_dp.sharing.private_selection import RandomMask
 
-ANY = Said("proved", "input", "any two inputs")
+ANY = StatedGuarantee("proved", "input", "any two inputs")
 COUNT, BOUND, THRESHOLD = 3, 0.5, 0.2  # c, γ and τ of sparse vectors
 SIZE = 20  # numbers of other inputs
 RECORDS, COST = 101, 0.5  # of support vector machines
@@ -74,7 +75,7 @@ def check_numbers(*, epsilon: float, delta: float | None, noise: float) -> None:
 def _found(
     subject: str,
     source: str,
-    said: Said,
+    guarantee: StatedGuarantee,
     claim: float,
     bound: float,
     attack: str,
@@ -84,7 +85,7 @@ def _found(
 ) -> Finding:
     return Finding(
         f"{subject}, {source} noise",
-        said,
+        guarantee,
         claim=claim,
         delta=delta,
         bound=bound,
@@ -132,7 +133,7 @@ def _sparse_vector(form: str, epsilon: float, _: float, factor: float) -> Iterat
             f"released values from −40γ to 40γ ({releasing:.3f})"
         )
         bound = finding + releasing
-        yield _found(form, source, about(form), epsilon, bound, attack, delta=0.0, factor=factor)
+        yield _found(form, source, stated(form), epsilon, bound, attack, delta=0.0, factor=factor)
 
 
 def _random_mask(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
@@ -143,8 +144,8 @@ def _random_mask(epsilon: float, delta: float, factor: float) -> Iterator[Findin
 
     attack = "exact: a change of full length and its opposite, all of it uploaded"
     for source in SPIES:
-        bound, said = loss(worlds, delta=delta, factor=factor, source=source), about("random_mask")
-        yield _found("random_mask", source, said, epsilon, bound, attack, delta=delta, factor=factor)
+        bound, guarantee = loss(worlds, delta=delta, factor=factor, source=source), stated("random_mask")
+        yield _found("random_mask", source, guarantee, epsilon, bound, attack, delta=delta, factor=factor)
 
 
 def _statistics(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
@@ -161,21 +162,21 @@ def _statistics(epsilon: float, delta: float, factor: float) -> Iterator[Finding
         ("laplace", epsilon, 0.0),
     )
     for (name, statistic), (kind, value, at), source in product(statistics.items(), noises, SPIES):
-        worlds = one_more(statistic, Amount(kind, value))
+        worlds = one_more(statistic, NoiseSpec(kind, value))
         bound = loss(worlds, delta=at, factor=factor, source=source)
         attack = f"exact: one more record, as long as the bound allows; {name}, {kind} noise"
-        what, said = f"statistics ({name}, {kind})", about("statistics")
-        yield _found(what, source, said, epsilon, bound, attack, delta=at, factor=factor)
+        what, guarantee = f"statistics ({name}, {kind})", stated("statistics")
+        yield _found(what, source, guarantee, epsilon, bound, attack, delta=at, factor=factor)
 
 
-def one_more(statistic: Statistic, amount: Amount) -> Callable[[Noise, bool], object]:
+def one_more(statistic: Statistic, noise_spec: NoiseSpec) -> Callable[[Noise, bool], object]:
     """Return what releases a statistic in two worlds, one with one more of its worst records."""
     record = worst_record(statistic)
 
     def worlds(noise: Noise, world: bool) -> object:
         label = np.zeros(1, np.int64)
         batches = [(record / 100, label), (record, label)]
-        return release(statistic, batches[: 2 if world else 1], amount, noise)
+        return release(statistic, batches[: 2 if world else 1], noise_spec, noise)
 
     return worlds
 
@@ -206,11 +207,13 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
         multiplier = gaussian_multiplier(epsilon=epsilon, delta=delta)
         noises = (("gamma", epsilon, 0.0), ("laplace", epsilon, 0.0), ("gaussian", multiplier, delta))
     solved = [opposed_weights(sign, as_printed=form == "svm_as_printed") for sign in (1.0, -1.0)]
-    for kind, amount, at in noises:
+    for kind, noise_value, at in noises:
 
-        def worlds(noise: Noise, world: bool, kind: SvmNoise = kind, amount: float = amount) -> object:
+        def worlds(
+            noise: Noise, world: bool, kind: SvmNoise = kind, noise_value: float = noise_value
+        ) -> object:
             options = {"cost": COST, "records": RECORDS, "problems": 1}
-            return perturbed(solved[world][None], kind=kind, amount=amount, noise=noise, **options)  # type: ignore[arg-type]
+            return perturbed(solved[world][None], kind=kind, noise_value=noise_value, noise=noise, **options)  # type: ignore[arg-type]
 
         pairs = f"{RECORDS} records, all but one in pairs that cancel"
         attack = f"exact: {pairs}; that one changes its label; {kind} noise"
@@ -219,7 +222,7 @@ def _svm(form: str, epsilon: float, delta: float, factor: float) -> Iterator[Fin
                 continue
             bound = loss(worlds, delta=at, factor=factor, source=source)
             what = f"{form} ({kind})"
-            yield _found(what, source, about(form), epsilon, bound, attack, delta=at, factor=factor)
+            yield _found(what, source, stated(form), epsilon, bound, attack, delta=at, factor=factor)
 
 
 def opposed_weights(sign: float, *, as_printed: bool) -> Values:

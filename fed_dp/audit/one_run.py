@@ -36,22 +36,22 @@ from fed_dp import seeds
 from fed_dp.accounting import Gaussian, Release, SampledGaussian, epsilon, from_json
 from fed_dp.accounting.composition import deltas
 from fed_dp.audit.bounds import check_confidence, least_wrong, one_run, one_run_rejects
-from fed_dp.audit.finding import Finding, Said, about
+from fed_dp.audit.finding import Finding, StatedGuarantee, stated
 from fed_dp.audit.releases import paid_most
 from fed_dp.data.dataset import DataSet
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import adopt, federation, load
-from fed_dp.experiment.release import promise
+from fed_dp.experiment.federation import adopt, load, make_federation
+from fed_dp.experiment.plan import guarantee_of
 from fed_dp.experiment.start import starting_weights
 from fed_dp.models import Evaluator, FlatNetwork, Vector
-from fed_dp.models.side_by_side import gradients_of
+from fed_dp.models.client_batches import gradients_of
+from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line, RunFolder
 
 SHARES = (0.1, 0.3, 1.0)  # of the canaries that are guessed; all are tried, and the doubt is shared
-NO_PRIVACY = Said("no privacy", "record", "add/remove one")
+NO_PRIVACY = StatedGuarantee("no privacy", "record", "add/remove one")
 Attack = Literal["loss", "gradient"]
 EPSILONS = np.concatenate(
     [np.linspace(0, 5, 251), np.linspace(5, 50, 226)[1:]]
@@ -99,10 +99,10 @@ def audit_run(
     check_confidence(confidence)
     if attack not in SCORES:
         raise ConfigError(f"--attack = {attack!r}: expected {' or '.join(SCORES)}")
-    if experiment.strategy.name in ("standalone", "public"):
+    if not experiment.strategy.audited_by_runs:
         raise ConfigError(f"strategy.name = {experiment.strategy.name!r}: there is no one model to audit")
-    whole, said = load(experiment.data), promise(experiment)
-    neighbours = None if said is None else said.neighbours
+    whole, guarantee = load(experiment.data), guarantee_of(experiment)
+    neighbours = None if guarantee is None else guarantee.neighbours
     chosen = _canaries(experiment, whole, canaries, seed, neighbours, noise=attack == "gradient")
     start, models, summary, releases = _run(experiment, whole, chosen)
     models = [start, *models]
@@ -115,7 +115,7 @@ def audit_run(
     against = "the whole privacy profile of its releases" if _gaussian(releases) else "(ε, δ) alone"
     return Finding(
         f"run {experiment.name}",
-        NO_PRIVACY if said is None else about(said.name),
+        NO_PRIVACY if guarantee is None else stated(guarantee.name),
         claim=math.inf if summary["privacy"] is None else summary["privacy"]["epsilon_total"],
         delta=delta,
         bound=bound,
@@ -139,7 +139,7 @@ def _canaries(
     noise: bool = False,
 ) -> Canaries:
     """Draw canaries from the records that sites hold: public ones are not protected."""
-    held = np.unique(np.concatenate(federation(experiment).parts))
+    held = np.unique(np.concatenate(make_federation(experiment).parts))
     if not 20 <= count <= len(held) // 2:
         raise ConfigError(f"--canaries = {count}: expected from 20 to {len(held) // 2}, half of the records")
     rng, classes = seeds.generator(seed, "canaries"), whole.classes
@@ -168,14 +168,16 @@ def _run(
         x = x.copy()
         x[rows] = canaries.x
     marked, models = replace(whole, train=replace(whole.train, x=x, y=labels)), _Models()
-    members, said = federation(experiment), promise(experiment)
-    if said is not None and said.neighbours == "zero-out one":  # a null record stands where one is out
-        counts = tuple(len(part) for part in members.parts)
+    federation, guarantee = make_federation(experiment), guarantee_of(experiment)
+    if (
+        guarantee is not None and guarantee.neighbours == "zero-out one"
+    ):  # a null record stands where one is out
+        counts = tuple(len(part) for part in federation.parts)
         data = experiment.data.model_copy(update={"expected_records": counts})
         experiment = experiment.model_copy(update={"data": data})
     adopt(experiment.data, marked, without=rows[~inside] if other is None else None)
     try:
-        start = starting_weights(experiment, federation(experiment))
+        start = starting_weights(experiment, make_federation(experiment))
         with tempfile.TemporaryDirectory() as folder:
             path, summary = simulate(
                 experiment, observer=models, engine="in-process", folder=Path(folder) / "run"
@@ -192,14 +194,8 @@ def _fallen(
     experiment: Experiment, whole: DataSet, canaries: Canaries, models: Sequence[Vector]
 ) -> NDArray[np.float64]:
     """Return how far each canary's loss fell, in the models of the later rounds."""
-    evaluator = Evaluator(
-        experiment.model.name,
-        whole.shape,
-        whole.classes,
-        _inputs(whole, canaries),
-        canaries.label,
-        experiment.network,
-    )
+    network = experiment.network(whole.shape, whole.classes)
+    evaluator = Evaluator(network, _inputs(whole, canaries), canaries.label)
     start = evaluator.losses(models[0])
     each = [start - evaluator.losses(weights) for weights in models[1 + (len(models) - 1) // 2 :]]
     return np.asarray(np.mean(each, axis=0), np.float64)
@@ -212,9 +208,9 @@ def _along(
 
     What the other records, which the attacker knows, add to the change of a round is taken away first.
     """
-    net = FlatNetwork(experiment.model.name, whole.shape, whole.classes, options=experiment.network)
+    net = FlatNetwork(experiment.network(whole.shape, whole.classes))
     inputs, found = _inputs(whole, canaries), np.zeros(len(canaries.rows))
-    others = np.setdiff1d(np.concatenate(federation(experiment).parts), canaries.rows)
+    others = np.setdiff1d(np.concatenate(make_federation(experiment).parts), canaries.rows)
     clip = getattr(experiment.trainer, "clip", math.inf)
     for before, after in pairwise(models):
         change = (before - after).astype(np.float64)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld
@@ -22,23 +23,17 @@ from scipy.stats import chi2
 from fed_dp import seeds
 from fed_dp.accounting import SampledGaussian
 from fed_dp.audit.bounds import rate_bounds
-from fed_dp.audit.finding import Finding, about
-from fed_dp.clients.psgd import PsgdTrainer
-from fed_dp.clients.trainer import Site
+from fed_dp.audit.finding import Finding, stated
+from fed_dp.clients.psgd import PATHS, Psgd
+from fed_dp.clients.psgd.trainer import PsgdTrainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.errors import ConfigError
-from fed_dp.experiment import Experiment, Psgd, build
-from fed_dp.experiment.release import agreement
+from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.plan import release_plan
+from fed_dp.experiment.source import merged
 from fed_dp.models import FlatNetwork, Vector, use_one_thread
 from fed_dp.sharing.update import LARGEST
 
-# How each path is asked for: trainer.gradients, privacy.noise_source, clients.together.
-PATHS: dict[str, tuple[str, str, int | str]] = {
-    "client batches": ("auto", "simulation", "auto"),
-    "hooks": ("hooks", "simulation", 1),
-    "ghost": ("ghost", "simulation", 1),
-    "vmap": ("vmap", "simulation", 1),
-    "secure": ("auto", "secure", 1),
-}
 RATE, ROUNDS, CLIP = 0.1, 5, 1.0
 INPUTS, CLASSES = 16, 10
 SILENT = 1e-3  # of a noise multiplier that hides nothing
@@ -88,7 +83,7 @@ def audit_path(
     steps = ROUNDS * bench.config.steps_per_round
     return Finding(
         f"psgd ({path})",
-        about("psgd"),
+        stated("psgd"),
         claim=epsilon,
         delta=delta,
         bound=found.loss(steps, delta),
@@ -106,22 +101,17 @@ class _Bench:
     """A linear network, whose gradients are known, under one path of pSGD."""
 
     def __init__(self, path: str, epsilon: float, delta: float) -> None:
-        gradients, source, together = PATHS[path]
-        self.experiment: Experiment = build(
-            {
-                "name": "audit-psgd",
-                "rounds": ROUNDS,
-                "clients": {"count": 1, "together": together},
-                "trainer": {
-                    "name": "psgd", "gradients": gradients, "sample_rate": RATE, "clip": CLIP,
-                    "learning_rate": SMALL_STEP,
-                },
-                "privacy": {"budget_epsilon": epsilon, "delta": delta, "noise_source": source},
-            }
-        )  # fmt: skip
+        tables: dict[str, Any] = {
+            "name": "audit-psgd",
+            "rounds": ROUNDS,
+            "model": {"name": "linear"},
+            "trainer": {"name": "psgd", "sample_rate": RATE, "clip": CLIP, "learning_rate": SMALL_STEP},
+            "privacy": {"budget_epsilon": epsilon, "delta": delta},
+        }
+        self.experiment: Experiment = build(merged(tables, PATHS[path]))
         assert isinstance(self.experiment.trainer, Psgd)
         self.config = self.experiment.trainer
-        agreed = agreement(self.experiment, client=0, size=INPUTS)
+        agreed = release_plan(self.experiment, client=0, size=INPUTS)
         assert agreed is not None
         assert isinstance(agreed.release, SampledGaussian)
         self._release = agreed.release
@@ -158,7 +148,7 @@ class _Bench:
         y = np.zeros(len(x), np.int64)
         found = []
         for run in range(runs):
-            site = Site(x, y, 0, 1, seeds.integer(1, "audit of psgd", run), expected_records=1)
+            site = ClientData(x, y, 0, 1, seeds.integer(1, "audit of psgd", run), expected_records=1)
             change = trainer.fit(weights, site, {}).change.astype(np.float64)
             assert np.abs(change).max() < LARGEST
             found.append(-change * self.config.sample_rate / self.config.learning_rate)
@@ -167,8 +157,8 @@ class _Bench:
     def _trainer(self, release: SampledGaussian) -> PsgdTrainer:
         return PsgdTrainer(
             self.config,
-            FlatNetwork("linear", (INPUTS,), CLASSES),
+            FlatNetwork(self.experiment.network((INPUTS,), CLASSES)),
             release=release,
             noise_source=self.experiment.privacy.noise_source,
-            together=self.experiment.clients.at_once,
+            clients_at_once=self.experiment.clients.at_once,
         )

@@ -15,17 +15,20 @@ import numpy as np
 from fed_dp.accounting import Event, Gaussian, Release, SampledGaussian, SparseVector
 from fed_dp.accounting.statement import spent
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
-from fed_dp.audit.finding import Finding, about
+from fed_dp.audit.finding import Finding, stated
 from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, one_more, opposed_weights
 from fed_dp.audit.psgd import sampled_gaussian_loss
+from fed_dp.clients.functional import Functional
+from fed_dp.clients.svm import Svm
 from fed_dp.data.dataset import DataSet
 from fed_dp.errors import PrivacyError
-from fed_dp.experiment import Dssgd, Experiment, Functional
-from fed_dp.experiment.release import amount, promise, svm_noise
+from fed_dp.experiment import Experiment
+from fed_dp.experiment.plan import guarantee_of, noise_spec
 from fed_dp.mechanisms import Noise, Released, figure_12, sparse_vector
 from fed_dp.mechanisms.support_vector import perturbed
 from fed_dp.models import Solver
 from fed_dp.sharing.private_selection import RandomMask
+from fed_dp.strategies.dssgd import Dssgd
 
 EXACT = (
     "psgd",
@@ -49,18 +52,18 @@ def audit_releases(
 
     `cost` is the run's statement, `events` all that it released, `size` the number of its parameters.
     """
-    said, paid = promise(experiment), paid_most(events, cost)
-    if said is None or not paid or said.name not in EXACT:
+    guarantee, paid = guarantee_of(experiment), paid_most(events, cost)
+    if guarantee is None or not paid or guarantee.name not in EXACT:
         return None
     releases = [event.release for event in paid]
-    if said.name.startswith("statistics"):
+    if guarantee.name.startswith("statistics"):
         bound, delta, attack = _statistics(experiment, paid, cost["delta"], data)
     else:
-        bound, delta, attack = _bound(experiment, releases, said.name, cost["delta"], size, data.classes)
+        bound, delta, attack = _bound(experiment, releases, guarantee.name, cost["delta"], size, data.classes)
     pure = delta == 0 and cost["delta"] > 0
     return Finding(
-        f"{said.name}, {len(releases)} release{'s' if len(releases) > 1 else ''}",
-        about(said.name),
+        f"{guarantee.name}, {len(releases)} release{'s' if len(releases) > 1 else ''}",
+        stated(guarantee.name),
         claim=cost["epsilon_pure"] if pure else cost["epsilon_total"],
         delta=delta,
         bound=bound,
@@ -84,9 +87,9 @@ def _statistics(
     """Return the loss of the very statistics that were released, each in its stage."""
     config = experiment.trainer
     assert isinstance(config, Functional)  # by its guarantee
-    solver = Solver(experiment.model.name, data.shape, data.classes, experiment.network, cross=config.cross)
+    solver = Solver(experiment.network(data.shape, data.classes), cross=config.cross)
     stages = solver.statistics
-    released = [(stages[min(event.round, len(stages)) - 1], amount(event.release)) for event in paid]
+    released = [(stages[min(event.round, len(stages)) - 1], noise_spec(event.release)) for event in paid]
 
     def worlds(noise: Noise, world: bool) -> None:
         for statistic, noisy in released:
@@ -124,7 +127,7 @@ def _bound(
 
         def worlds(noise: Noise, world: bool) -> None:
             for each in releases:
-                mask = RandomMask(SIZE, clip=clip, multiplier=amount(each).value)
+                mask = RandomMask(SIZE, clip=clip, multiplier=noise_spec(each).value)
                 mask.select(change if world else -change, noise=noise)
 
         told = "a change of full length and its opposite, in every round"
@@ -157,15 +160,18 @@ def _sparse_vector(experiment: Experiment, each: SparseVector, name: str, size: 
 def _svm(
     experiment: Experiment, releases: Sequence[Release], name: str, delta: float, classes: int
 ) -> tuple[float, float, str]:
+    assert isinstance(experiment.trainer, Svm)  # by its guarantee
     problems = 1 if classes == 2 else classes
-    kind, at = svm_noise(experiment), delta if isinstance(releases[0], Gaussian) else 0.0
+    kind, at = experiment.trainer.noise_kind(experiment), delta if isinstance(releases[0], Gaussian) else 0.0
     one, other = (opposed_weights(sign, as_printed=name == "svm_as_printed") for sign in (1.0, -1.0))
     solved = [np.stack([weights] * problems) for weights in (one, other)]
 
     def worlds(noise: Noise, world: bool) -> None:
         options: dict[str, Any] = {"cost": COST, "records": RECORDS, "problems": problems}
         for released in releases:
-            perturbed(solved[world], kind=kind, amount=amount(released).value, noise=noise, **options)
+            perturbed(
+                solved[world], kind=kind, noise_value=noise_spec(released).value, noise=noise, **options
+            )
 
     told = f"one of {RECORDS} records turns round, all others in pairs that cancel; {kind} noise"
     return loss(worlds, delta=at), at, told

@@ -15,122 +15,35 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fed_dp import seeds
+from fed_dp import plugins, seeds
 from fed_dp.accounting import SampledGaussian
 from fed_dp.audit.bounds import check_confidence, sampled, two_worlds
-from fed_dp.audit.finding import Finding, about
+from fed_dp.audit.finding import Finding, stated
 from fed_dp.audit.mechanisms import check_numbers
-from fed_dp.audit.psgd import PATHS
-from fed_dp.clients.adlm import AdlmTrainer
-from fed_dp.clients.paper import PaperTrainer, head_residual
-from fed_dp.clients.participant import Participant
-from fed_dp.clients.psgd import PsgdTrainer
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Releasing, Site, Trainer
+from fed_dp.clients.adlm.trainer import AdlmTrainer
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.functional.perturbed import PerturbedTrainer, head_residual
+from fed_dp.clients.trainer import ClientData, StagedTrainer, Trainer
+from fed_dp.clients.update_exchange import UpdateExchange
 from fed_dp.data.dataset import Floats, Integers
 from fed_dp.errors import ConfigError
-from fed_dp.experiment import Experiment, Psgd, build
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement, promise
+from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.components import Attack, AuditSetup, Mechanism, Tables
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import ReleasePlan, guarantee_of, release_plan
+from fed_dp.experiment.schema import DEFAULTS
+from fed_dp.experiment.source import merged
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.noise import Reals
 from fed_dp.models import FlatNetwork, Vector, use_one_thread
 from fed_dp.sharing.codec import decode
 
+DELTA = 1e-5  # where noise needs one and none is given
 CALIBRATION = 64  # runs from which the size of the noise is learnt; none of them is a trial
 Transcript = NDArray[np.float64]
 World = tuple[Floats, Integers]
 Score = Callable[[Transcript], float]  # which is not told the world
-
-_PUBLIC = {"name": "digits", "public_records": 100}
-_STATISTICS = {"strategy": {"name": "statistics"}}
-_DSSGD = {"name": "dssgd", "upload_fraction": 0.1}
-# The smallest experiment of each trainer, by its variant: on digits, one site, one round of each stage.
-SETUPS: dict[str, dict[str, dict[str, Any]]] = {
-    "psgd": {
-        "proved": {
-            "model": {"name": "linear"},
-            # Weights, and so gradients, hardly move: what each step adds is known but for samples and noise.
-            "trainer": {"name": "psgd", "sample_rate": 0.25, "local_epochs": 3, "learning_rate": 1e-4},
-        }
-    },
-    "dssgd": {
-        variant: {
-            "model": {"name": "linear"},
-            "trainer": {"name": "sgd", "learning_rate": 5.0},
-            "strategy": {**_DSSGD, "selection": "sparse_vector", "bound": 0.001},
-        }
-        for variant in ("proved", "paper", "paper_as_printed")
-    },
-    "random_mask": {
-        "proved": {
-            "model": {"name": "linear"},
-            "trainer": {"name": "sgd", "learning_rate": 5.0},
-            "strategy": {**_DSSGD, "selection": "random_mask", "clip": 0.1},
-        }
-    },
-    "dpa": {
-        "proved": {
-            **_STATISTICS,
-            "rounds": 2,
-            "model": {"name": "scattering", "components": 30},
-            "trainer": {"name": "dpa"},
-        },
-        **{
-            variant: {
-                "model": {"name": "auto-encoder", "hidden": 4, "layers": 1},
-                "trainer": {"name": "dpa", "batch_size": 1000, **more},
-            }
-            for variant, more in (
-                ("paper", {"local_epochs": 5}),
-                ("paper_as_printed", {"local_epochs": 5}),
-                ("paper_as_released", {"local_epochs": 300, "learning_rate": 0.05}),  # to its end
-            )
-        },
-    },
-    "pcdbn": {
-        "proved": {
-            **_STATISTICS,
-            "rounds": 3,
-            "model": {"name": "patch-filters", "components": 30},
-            "trainer": {"name": "pcdbn"},
-        },
-        "paper": {
-            "model": {"name": "cdbn", "filters": 2, "hidden": 8},
-            "trainer": {"name": "pcdbn", "local_epochs": 5, "batch_size": 1000},
-        },
-    },
-    **{
-        name: {
-            "proved": {
-                **_STATISTICS,
-                "data": _PUBLIC,
-                "model": {"name": "class-sums"},
-                "trainer": {"name": name},
-            },
-            **{
-                variant: {
-                    "model": {"name": "adlm-cnn", "filters": 4, "hidden": 8},
-                    "trainer": {"name": name, "batch_size": 40, **more},
-                }
-                for variant in ("paper", "paper_as_released")
-            },
-        }
-        for name, more in (("adlm", {"relevance_epochs": 1}), ("ilm", {}))
-    },
-    "svm": {
-        variant: {
-            "data": _PUBLIC,
-            "model": {"name": "rbf", "features": 20},
-            "trainer": {"name": "svm", "cost": 0.002},  # all records inside the margin: none moves w by more
-        }
-        for variant in ("proved", "paper", "paper_as_printed")
-    },
-}
-NEEDS_DELTA = ("psgd", "random_mask")
-RECORDS = {"svm": 200, "psgd": 1}  # of a site; of the others:
-FEW = 40
 
 
 class Scaled(SimulationNoise):
@@ -162,12 +75,14 @@ class Stage:
     net: FlatNetwork
     weights: Vector
     worlds: tuple[World, World]  # without the canary, and with it
+    plan: ReleasePlan
+    attack: Attack
     factor: float = 1.0
 
-    def site(self, world: bool, seed: int) -> Site:
+    def site(self, world: bool, seed: int) -> ClientData:
         """Return the site of a world."""
         x, y = self.worlds[world]
-        return Site(x, y, client=0, round=1, seed=seed, expected_records=self.expected)
+        return ClientData(x, y, client=0, server_round=1, seed=seed, expected_records=self.expected)
 
     @property
     def expected(self) -> int:
@@ -192,8 +107,8 @@ def audit_trainer(
     `path` is one of pSGD's ways of computing (`fed_dp.audit.psgd.PATHS`).
     """
     stage = prepare(name, variant=variant, epsilon=epsilon, delta=delta, factor=factor, seed=seed, path=path)
-    said = promise(stage.experiment)
-    assert said is not None  # by setup
+    guarantee = guarantee_of(stage.experiment)
+    assert guarantee is not None  # by setup
     if trials < 20:
         raise ConfigError(f"--trials = {trials}: expected at least 20 trials in each world")
     check_confidence(confidence)
@@ -206,7 +121,7 @@ def audit_trainer(
     at = stage.experiment.privacy.delta or 0.0
     return Finding(
         f"trainer {name}" + ("" if variant == "proved" else f", {variant}") + (f", {path}" if path else ""),
-        about(said.name),
+        stated(guarantee.name),
         claim=epsilon,
         delta=at,
         bound=two_worlds(present, absent, delta=at, confidence=confidence),
@@ -216,6 +131,17 @@ def audit_trainer(
         seed=seed,
         noise=factor,
     )
+
+
+def setups() -> dict[str, Mapping[str, AuditSetup]]:
+    """Return the smallest experiments of all trainers and private selections, by name and variant."""
+    kinds: tuple[plugins.Kind, ...] = ("trainer", "strategy")
+    return {
+        name: variants
+        for kind in kinds
+        for component in plugins.components(kind).values()
+        for name, variants in component.audits().items()
+    }
 
 
 def prepare(
@@ -229,73 +155,70 @@ def prepare(
     path: str | None = None,
 ) -> Stage:
     """Build the experiment, its trainer, and the two worlds."""
-    if name not in SETUPS:
-        raise ConfigError(f"trainer {name!r} is not known; known: {', '.join(SETUPS)}")
-    if variant not in SETUPS[name]:
-        raise ConfigError(f"--variant = {variant!r}: trainer {name!r} has {', '.join(SETUPS[name])}")
+    setup = _setup(name, variant)
     check_numbers(epsilon=epsilon, delta=delta, noise=factor)
-    if delta is None and name in NEEDS_DELTA:
-        delta = 1e-5
-    privacy: dict[str, Any] = {"budget_epsilon": float(epsilon), "variant": variant} | (
-        {"delta": delta} if delta else {}
-    )
-    tables: dict[str, Any] = {
-        "rounds": 1,
-        "clients": {"count": 1},
-        "privacy": privacy,
+    tables: dict[str, Any] = {"rounds": 1, "clients": {"count": 1}, **setup.tables}
+    if delta is None and _noisy_part(tables).requires_delta:
+        delta = DELTA
+    privacy: dict[str, Any] = {"budget_epsilon": float(epsilon), "variant": variant}
+    tables |= {
+        "privacy": privacy | ({"delta": delta} if delta else {}),
         "name": f"audit-{name}",
         "seed": seed,
     }
-    tables |= SETUPS[name][variant]
     if path is not None:
-        if name != "psgd" or path not in PATHS:
-            raise ConfigError(f"--path = {path!r}: only 'psgd' has paths: {', '.join(PATHS)}")
-        gradients, source, together = PATHS[path]
-        tables["trainer"] = {**tables["trainer"], "gradients": gradients}
-        tables["clients"] = {"count": 1, "together": together}
-        tables["privacy"] = {**privacy, "noise_source": source}
+        tables = merged(tables, _path(name, setup, path))
     experiment = build(tables, where=f"audit trainer {name}")
-    members = federation(experiment)
-    trainer, net = make_trainer(experiment, members.dataset)
+    federation = make_federation(experiment)
+    trainer, net = make_trainer(experiment, federation.dataset)
+    plan = release_plan(experiment, client=0, size=net.size)
+    guarantee = guarantee_of(experiment)
+    assert plan is not None  # every setup adds noise
+    assert guarantee is not None
     if factor != 1:
-        trainer = _weakened(trainer, experiment, net, factor)
-    weights = starting_weights(experiment, members)
-    said = promise(experiment)
-    assert said is not None
-    x, y = members.client(0)
-    worlds = _worlds(x, y, RECORDS.get(name, FEW), said.unit, said.neighbours)
-    return Stage(experiment, trainer, net, weights, worlds, factor)
+        trainer = _weakened(trainer, experiment, net, plan, factor)
+    x, y = federation.client(0)
+    worlds = _worlds(x, y, setup.records, guarantee.unit, guarantee.neighbours)
+    weights = starting_weights(experiment, federation)
+    return Stage(experiment, trainer, net, weights, worlds, plan, setup.attack, factor)
 
 
-def _weakened(trainer: Trainer, experiment: Experiment, net: FlatNetwork, factor: float) -> Trainer:
+def _setup(name: str, variant: str) -> AuditSetup:
+    known = setups()
+    if name not in known:
+        raise ConfigError(f"trainer {name!r} is not known; known: {', '.join(known)}")
+    if variant not in known[name]:
+        raise ConfigError(f"--variant = {variant!r}: trainer {name!r} has {', '.join(known[name])}")
+    return known[name][variant]
+
+
+def _path(name: str, setup: AuditSetup, path: str) -> Tables:
+    if path not in setup.paths:
+        has = f"has {', '.join(setup.paths)}" if setup.paths else "has none"
+        raise ConfigError(f"--path = {path!r}: trainer {name!r} {has}")
+    return setup.paths[path]
+
+
+def _noisy_part(tables: Tables) -> Mechanism:
+    """Return the part of a setup that adds noise: its strategy's selection, or its trainer."""
+    strategy: Mechanism = plugins.read("strategy", tables.get("strategy", {}), default=DEFAULTS["strategy"])
+    trainer: Mechanism = plugins.read("trainer", tables["trainer"])
+    return trainer if strategy.mechanism is None else strategy
+
+
+def _weakened(
+    trainer: Trainer, experiment: Experiment, net: FlatNetwork, plan: ReleasePlan, factor: float
+) -> Trainer:
     """Return a trainer that draws its noise elsewhere than from what it is given with less of it."""
-    if isinstance(trainer, PsgdTrainer):
-        agreed = agreement(experiment, client=0, size=net.size)
-        assert agreed is not None
-        assert isinstance(agreed.release, SampledGaussian)
-        assert isinstance(experiment.trainer, Psgd)
-        less = replace(agreed.release, noise_multiplier=agreed.release.noise_multiplier * factor)
-        return _psgd(experiment, net, experiment.trainer, less)
-    if isinstance(trainer, AdlmTrainer | PaperTrainer):
+    if not trainer.is_private or isinstance(trainer, StagedTrainer):
+        return trainer  # its noise comes from outside, scaled
+    if not isinstance(plan.release, SampledGaussian):
         raise ConfigError(f"--noise = {factor:g}: the papers' forms draw their own noise; allowed: 1")
-    return trainer
-
-
-def _psgd(experiment: Experiment, net: FlatNetwork, config: Psgd, release: SampledGaussian) -> PsgdTrainer:
-    """Return pSGD on the experiment's path, with another release."""
-    return PsgdTrainer(
-        config,
-        _again(net, experiment),
-        release=release,
-        noise_source=experiment.privacy.noise_source,
-        together=experiment.clients.at_once,
+    less = replace(plan.release, noise_multiplier=plan.release.noise_multiplier * factor)
+    weak: Trainer = experiment.trainer.build(
+        experiment, FlatNetwork(net.spec, net.device), replace(plan, release=less)
     )
-
-
-def _again(net: FlatNetwork, experiment: Experiment) -> FlatNetwork:
-    """Return the same network anew: Opacus takes each once."""
-    dataset = federation(experiment).dataset
-    return FlatNetwork(net.name, dataset.shape, dataset.classes, net.device, experiment.network)
+    return weak
 
 
 def _worlds(x: Floats, y: Integers, count: int, unit: str, neighbours: str) -> tuple[World, World]:
@@ -319,18 +242,18 @@ Draw = Callable[[np.random.Generator, bool], Transcript]
 
 
 def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
-    variant, trainer = stage.experiment.privacy.variant, stage.trainer
-    if isinstance(trainer, AdlmTrainer):
-        return *_differences(stage, trainer), (
+    """Return what draws transcripts, the score, and the attack in words."""
+    if stage.attack == "inputs":
+        return *_differences(stage), (
             "on the noisy inputs, which the paper calls private and which are not sent: noise elimination; "
             "what all have in common is subtracted under each hypothesis, and that which leaves less is taken"
         )
-    if isinstance(trainer, PaperTrainer) and variant == "paper_as_released":
+    if stage.attack == "residual":
         return *_residuals(stage), (
             "noise elimination: the intercept holds the shared noise, so the released head is a noiseless "
             "fit to the records of one world and not of the other"
         )
-    if isinstance(trainer, PaperTrainer) and variant == "paper_as_printed":
+    if stage.attack == "bounds":
         return *_bounds_of(stage), (
             "the smallest and largest activations that ship with the model, computed again under each "
             "hypothesis"
@@ -346,7 +269,7 @@ def _attack(stage: Stage, seed: int) -> tuple[Draw, Score, str]:
 def _draw(stage: Stage) -> Draw:
     """Return what draws one transcript: all that leaves the site in all rounds."""
     experiment, trainer = stage.experiment, stage.trainer
-    if isinstance(trainer, Releasing):
+    if isinstance(trainer, StagedTrainer):
 
         def released(rng: np.random.Generator, world: bool) -> Transcript:
             noise = Scaled(rng, stage.factor)
@@ -356,15 +279,13 @@ def _draw(stage: Stage) -> Draw:
             return np.concatenate(parts).astype(np.float64)
 
         return released
-    agreed = agreement(experiment, client=0, size=stage.net.size)
-    assert agreed is not None
-    if experiment.strategy.name == "dssgd":
-        participant = Participant.of(experiment, 0, stage.net.size, agreed.release)
+    if not trainer.is_private:  # the selection is what adds noise
+        exchange = UpdateExchange.of(experiment, 0, stage.net.size, stage.plan.release)
         changes = [trainer.fit(stage.weights, stage.site(world, 0), {}).change for world in (False, True)]
 
         def uploaded(rng: np.random.Generator, world: bool) -> Transcript:
             noise = Scaled(rng, stage.factor)
-            data = participant.upload(changes[world], seed=0, turn=1, client=0, noise=noise)
+            data = exchange.upload(changes[world], seed=0, server_round=1, client=0, noise=noise)
             update = decode(data, size=stage.net.size, most=stage.net.size)
             found = np.zeros(stage.net.size, np.float32)
             update.overwrite(found)
@@ -385,9 +306,11 @@ def _projection(stage: Stage, draw: Draw, seed: int) -> Score:
     rng = seeds.generator(seed, "audit calibration")
     runs = np.stack([draw(rng, bool(i % 2)) for i in range(CALIBRATION)])
     spread = np.mean([runs[w::2].var(0) for w in (0, 1)], axis=0)
-    if stage.experiment.strategy.name == "dssgd":
+    if not stage.trainer.is_private:
         spread = spread.mean()  # which coordinates are uploaded changes from run to run
-    if isinstance(stage.trainer, PsgdTrainer):  # whether the other record is in a sample is not told apart
+    if isinstance(
+        stage.plan.release, SampledGaussian
+    ):  # whether the other record is in a sample is not told apart
         other = _noiseless(stage, False)
         difference = difference - (difference @ other) / (other @ other) * other
         spread = spread.mean()
@@ -398,26 +321,19 @@ def _projection(stage: Stage, draw: Draw, seed: int) -> Score:
 def _noiseless(stage: Stage, world: bool) -> Transcript:
     """Return what would be released without noise."""
     experiment, trainer, site = stage.experiment, stage.trainer, stage.site(world, 0)
-    if isinstance(trainer, Releasing):
+    if isinstance(trainer, StagedTrainer):
         stages = range(1, experiment.rounds + 1)
         parts = [trainer.release(stage.weights, site, number, None) for number in stages]
         return np.concatenate(parts).astype(np.float64)
-    if isinstance(trainer, PsgdTrainer):
-        assert isinstance(experiment.trainer, Psgd)
-        everybody = experiment.trainer.model_copy(update={"sample_rate": 1.0})  # in one step
-        quiet = _psgd(experiment, stage.net, everybody, SampledGaussian(1e-3, 1.0, everybody.steps_per_round))
-        return quiet.fit(stage.weights, site, {}).change.astype(np.float64)
-    if isinstance(trainer, PaperTrainer):
-        plain: dict[str, Any] = experiment.tables()
-        plain["trainer"]["perturb"] = False
-        plain["privacy"] = {}
-        quiet_trainer, _ = make_trainer(build(plain), federation(experiment).dataset)
-        return quiet_trainer.fit(stage.weights, site, {}).change.astype(np.float64)
+    if trainer.is_private:
+        trainer = experiment.trainer.without_noise(experiment, FlatNetwork(stage.net.spec, stage.net.device))
     return trainer.fit(stage.weights, site, {}).change.astype(np.float64)
 
 
-def _differences(stage: Stage, trainer: AdlmTrainer) -> tuple[Draw, Score]:
+def _differences(stage: Stage) -> tuple[Draw, Score]:
     """Attack inputs that one noise image is added to: the paper says that they are private as they are."""
+    trainer = stage.trainer
+    assert isinstance(trainer, AdlmTrainer)  # by its setup
     plain = [np.clip((x.reshape(len(x), -1) + 1) / 2, 0, 1) for x, _ in stage.worlds]
 
     def draw(rng: np.random.Generator, world: bool) -> Transcript:
@@ -442,7 +358,7 @@ def _residuals(stage: Stage) -> tuple[Draw, Score]:
 
 def _bounds_of(stage: Stage) -> tuple[Draw, Score]:
     draw, trainer = _weights_of(stage), stage.trainer
-    assert isinstance(trainer, PaperTrainer)
+    assert isinstance(trainer, PerturbedTrainer)  # by its setup
 
     def left(weights: Transcript, world: int) -> float:
         return trainer.bounds_apart(weights.astype(np.float32), stage.worlds[world][0])
@@ -462,4 +378,4 @@ def _weights_of(stage: Stage) -> Draw:
 
 def known_trainers() -> Mapping[str, tuple[str, ...]]:
     """Return the trainers that can be audited, each with its variants."""
-    return {name: tuple(variants) for name, variants in SETUPS.items()}
+    return {name: tuple(variants) for name, variants in setups().items()}

@@ -10,15 +10,14 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fed_dp import plugins
 from fed_dp.accounting import Budget, Ledger
 from fed_dp.errors import ConfigError, SiteRefused
-from fed_dp.experiment import Dssgd, Experiment, read_toml, validated
-from fed_dp.experiment.release import promise
-from fed_dp.experiment.schema import PRIVATE_TRAINERS, Count, Psgd, Section, Svm
-from fed_dp.mechanisms.support_vector import steps
+from fed_dp.experiment import Experiment, read_toml, validated
+from fed_dp.experiment.plan import guarantee_of
+from fed_dp.options import Count, Section
 from fed_dp.sharing.update import LARGEST
 
-MAX_RECORDS = 1_000_000  # of a site, where they are not known yet
 FILE, WITNESS = "site.toml", "ledger.last"
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
@@ -44,7 +43,7 @@ class OwnBudget(Section):
 class Allow(Section):
     """The most that the site will do."""
 
-    trainers: Names = ("sgd", *PRIVATE_TRAINERS)
+    trainers: Names = Field(default_factory=lambda: plugins.names("trainer"))
     upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
     bound: Annotated[float, Field(gt=0, le=LARGEST)] = LARGEST  # γ
     without_noise: bool = False  # whether it takes part in what protects nobody
@@ -89,9 +88,9 @@ class SiteFile(Section):
         """Read a site's file, or the one in a site's folder."""
         path = site_path(path)
         site = validated(cls, read_toml(path), where=str(path))
-        if unknown := set(site.allow.trainers) - set(Allow().trainers):
+        if unknown := set(site.allow.trainers) - set(plugins.names("trainer")):
             raise ConfigError(
-                f"{path}: allow.trainers names {min(unknown)!r}; allowed: {', '.join(Allow().trainers)}"
+                f"{path}: allow.trainers names {min(unknown)!r}; allowed: {', '.join(plugins.names('trainer'))}"
             )
         home = path.parent
         found = {key: str(home / getattr(site, key)) for key in ("ledger", "authority", "key")}
@@ -115,26 +114,26 @@ class SiteFile(Section):
     def permit(self, experiment: Experiment) -> None:
         """Refuse, by name, what this file does not allow. No record is looked at."""
         allow, trainer, strategy = self.allow, experiment.trainer.name, experiment.strategy
-        promised, source = promise(experiment), experiment.privacy.noise_source
+        guarantee, source = guarantee_of(experiment), experiment.privacy.noise_source
         self._permit_size(experiment)
         if trainer not in allow.trainers:
             raise SiteRefused(
                 f"trainer.name = {trainer!r}: this site allows {', '.join(allow.trainers)}; nothing was sent"
             )
-        if promised is None and not allow.without_noise:
+        if guarantee is None and not allow.without_noise:
             raise SiteRefused(
                 f"trainer.name = {trainer!r} adds no noise: this site takes part in private experiments "
                 "alone (allow.without_noise); nothing was sent"
             )
-        if promised is not None and source != "secure":
+        if guarantee is not None and source != "secure":
             raise SiteRefused(
                 f"privacy.noise_source = {source!r} is seeded: a deployed site draws from the "
                 "operating system's entropy alone; allowed: 'secure'; nothing was sent"
             )
-        if promised is not None and promised.status != "proved":
+        if guarantee is not None and guarantee.status != "proved":
             raise SiteRefused(
-                f"privacy.variant = {experiment.privacy.variant!r} is {promised.status} "
-                f"({promised.reason}): a deployed site releases only what is proved; nothing was sent"
+                f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status} "
+                f"({guarantee.reason}): a deployed site releases only what is proved; nothing was sent"
             )
         declared = experiment.data.expected_records
         if declared is not None and self.share.records:
@@ -142,16 +141,14 @@ class SiteFile(Section):
                 "data.expected_records is set: this site tells how many records it has (share.records), "
                 "so that their number is not protected; nothing was sent"
             )
-        record = promised is not None and promised.unit == "record"
+        record = guarantee is not None and guarantee.unit == "record"
         if record and declared is None and not self.share.records:
             raise SiteRefused(
                 "data.expected_records is missing: this site does not tell how many records it has "
                 "(share.records), and the noise in sums divided by their number would; nothing was sent"
             )
-        share, bound = 1.0, LARGEST
-        if isinstance(strategy, Dssgd):
-            share = strategy.upload_share(self.client)
-            bound = LARGEST if strategy.bound is None else strategy.bound
+        share = strategy.upload_share(self.client)
+        bound = LARGEST if strategy.upload_bound is None else strategy.upload_bound
         if share > allow.upload_fraction:
             raise SiteRefused(
                 f"strategy.upload_fraction = {share:g} (θ_u): this site shares at most "
@@ -165,30 +162,16 @@ class SiteFile(Section):
 
     def _permit_size(self, experiment: Experiment) -> None:
         """Refuse what would take more time or memory than the file allows."""
-        trainer, model, data = experiment.trainer, experiment.model, experiment.data
         asked: dict[str, tuple[float, str]] = {
             "rounds": (experiment.rounds, "rounds"),
             "clients.count": (experiment.clients.count, "clients"),
         }
-        for key in ("local_epochs", "relevance_epochs"):
-            asked[f"trainer.{key}"] = (getattr(trainer, key, 1), "local_epochs")
-        if isinstance(trainer, Psgd):
-            asked["trainer.local_epochs / trainer.sample_rate"] = (trainer.steps_per_round, "steps")
-            asked["rounds × steps of a round"] = (experiment.rounds * trainer.steps_per_round, "total_steps")
-        asked["trainer.local_steps"] = (getattr(trainer, "local_steps", 1), "steps")
-        if isinstance(trainer, Svm):
-            most = experiment.data.expected(self.client) or MAX_RECORDS
-            asked["steps for trainer.cost"] = (
-                steps(cost=trainer.cost, records=most, expected=most),
-                "steps",
-            )
-        classes = data.classes if isinstance(data.classes, int) else len(data.classes or ())
-        asked["data.classes"] = (classes, "width")
-        columns = len(data.bounds) if isinstance(data.bounds, dict) else 0
-        inputs = 2 * columns + sum(map(len, data.categories.values()))
-        asked["inputs of data.bounds and data.categories"] = (inputs, "width")
+        asked |= experiment.trainer.limits(experiment, client=self.client)
+        asked |= {name: (size, "width") for name, size in experiment.data.sizes().items()}
         asked |= {
-            f"model.{key}": (value, "width") for key, value in model.options.items() if isinstance(value, int)
+            f"model.{key}": (value, "width")
+            for key, value in experiment.model.options.items()
+            if isinstance(value, int)
         }
         for name, (value, key) in asked.items():
             if value > (most := getattr(self.allow, key)):

@@ -14,13 +14,13 @@ State = Mapping[str, list[float]]  # what a site keeps between rounds; never sen
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClientData:
     """What a trainer may use: the site's records, and where in the run it is."""
 
     x: Floats
     y: Integers
     client: int
-    round: int
+    server_round: int
     seed: int
     expected_records: int = 0  # the public number that sums are divided by; 0: as many as there are
 
@@ -43,52 +43,52 @@ class Fit:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """What a trainer is asked for: one client's turn."""
+class FitRequest:
+    """What a trainer is asked for: one client's round."""
 
     weights: Vector
-    site: Site
+    data: ClientData
     state: State
 
 
 class Trainer(Protocol):
     """One site's training of one round.
 
-    `spends` says whether its change is private: one fit is the release that was agreed and charged
+    `is_private` says whether its change is private: one fit is the release that was planned and charged
     before it began.
     """
 
-    spends: bool
+    is_private: bool
 
-    def fit(self, weights: Vector, site: Site, state: State) -> Fit:
+    def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
         """Train from `weights` on the site's records; return the change of all parameters."""
         ...
 
 
 @runtime_checkable
-class Together(Protocol):
+class ClientBatchTrainer(Protocol):
     """A trainer that can train several virtual clients at once, each from weights and records of its own."""
 
-    block: int  # how many at once are fastest; 1: none
+    clients_at_once: int  # how many at once are fastest; 1: none
 
-    def fit_together(self, tasks: Sequence[Task]) -> list[Fit]:
+    def fit_batch(self, requests: Sequence[FitRequest]) -> list[Fit]:
         """Return what `fit` returns for each, but for rounding."""
         ...
 
 
 @runtime_checkable
-class Releasing(Protocol):
+class StagedTrainer(Protocol):
     """A trainer that releases something about the records once, and trains on that alone ever after."""
 
-    def stage(self, turn: int) -> int:
-        """Return the stage of a turn, from 1."""
+    def stage(self, server_round: int) -> int:
+        """Return the stage of a round, from 1."""
         ...
 
     def frozen(self, weights: Vector, stage: int) -> Vector:
         """Return the part of the weights that decides what is released in a stage."""
         ...
 
-    def release(self, weights: Vector, site: Site, stage: int, noise: Noise | None) -> Vector:
+    def release(self, weights: Vector, data: ClientData, stage: int, noise: Noise | None) -> Vector:
         """Return what is released in a stage (from 1), with noise."""
         ...
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from fed_dp.accounting import from_json
 from fed_dp.audit.releases import audit_releases
-from fed_dp.comparison.cells import Done, run_cells
 from fed_dp.comparison.outcome import outcome
 from fed_dp.comparison.report import write_all
+from fed_dp.comparison.run_cache import Done, run_cells
 from fed_dp.experiment.comparing import Plan
 from fed_dp.experiment.federation import load
-from fed_dp.strategies.run_folder import new_path
+from fed_dp.runs.folder import new_path
 
 
 def compare(

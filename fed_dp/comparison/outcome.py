@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from fed_dp.comparison.cells import Done
+from fed_dp.comparison.run_cache import Done
 from fed_dp.experiment.comparing import Plan
-from fed_dp.experiment.release import agreement
-from fed_dp.simulations.groups import SCORES, spread_of
-from fed_dp.strategies.rounds import versions
-from fed_dp.strategies.run_folder import Line
+from fed_dp.experiment.plan import release_plan
+from fed_dp.runs.folder import Line
+from fed_dp.runs.groups import SCORES, spread_of
+from fed_dp.server.summary import versions
 
 Row = dict[str, Any]
 
@@ -94,7 +94,7 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
 
 def _paid_once(done: Done) -> bool:
     """Return whether all is released in the rounds of the run, and any further round would be free."""
-    agreed = agreement(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
+    agreed = release_plan(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
     return agreed is not None and 0 < len(agreed.stages) <= done.summary["rounds"]
 
 

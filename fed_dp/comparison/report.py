@@ -14,10 +14,10 @@ from fed_dp.accounting import Statement
 from fed_dp.accounting.statement import number
 from fed_dp.audit.finding import row_text
 from fed_dp.errors import RunError
-from fed_dp.simulations.chart import Chart, Point, Series, save, to_html
-from fed_dp.simulations.page import page
-from fed_dp.simulations.report import SCORE_WORDS
-from fed_dp.strategies.run_folder import write_atomically
+from fed_dp.runs.chart import Chart, Point, Series, save, to_html
+from fed_dp.runs.folder import write_atomically
+from fed_dp.runs.page import page
+from fed_dp.runs.report import SCORE_WORDS
 
 Outcome = Mapping[str, Any]
 Row = Mapping[str, Any]

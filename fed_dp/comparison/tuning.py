@@ -26,14 +26,14 @@ from fed_dp import seeds
 from fed_dp.accounting import from_json, total
 from fed_dp.accounting.selection import of_runs, selected_epsilon
 from fed_dp.audit.releases import paid_most
-from fed_dp.comparison.cells import Done, folder_of, run_cells
+from fed_dp.comparison.run_cache import Done, folder_of, run_cells
 from fed_dp.errors import ConfigError, RunError
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.comparing import Cell, Plan
 from fed_dp.experiment.federation import load
-from fed_dp.experiment.release import agreement
-from fed_dp.experiment.saved import SavedModel
+from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.source import build, override
+from fed_dp.runs.saved_model import SavedModel
 
 MOST_RUNS = 10_000  # which no geometric number with such a mean reaches
 
@@ -126,7 +126,7 @@ def _points(name: str, grid: dict[str, list[Any]], base: Experiment) -> list[dic
         if not isinstance(values, list) or not values:
             raise ConfigError(f"compare.tune.grid.{name}.{key!r} = {values!r}: expected a list of values")
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    agreed = {agreement(_at(base, point), client=0, size=1) for point in points}
+    agreed = {release_plan(_at(base, point), client=0, size=1) for point in points}
     if len(agreed) > 1:
         raise ConfigError(
             f"compare.tune.grid.{name}: its points release with different noise, and then what choosing "

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fed_dp.data.dataset import DataSet, Records
-from fed_dp.data.files import File, fetch, home
-from fed_dp.data.folder import FolderOptions, has_part, read_folder, read_inputs, read_part
-from fed_dp.data.health import without_influence
-from fed_dp.data.public import public_digits
-from fed_dp.data.sources import SOURCES, Source
+from fed_dp.lazy import exports
+
+if TYPE_CHECKING:
+    from fed_dp.data.dataset import DataSet, Records
+    from fed_dp.data.files import File, fetch, home
+    from fed_dp.data.folder import FolderOptions, has_part, read_folder, read_inputs, read_part
+    from fed_dp.data.health import without_influence
+    from fed_dp.data.options import Data, read
+    from fed_dp.data.public import public_digits
 
 __all__ = [
-    "SOURCES",
+    "Data",
     "DataSet",
     "File",
     "FolderOptions",
     "Records",
-    "Source",
     "fetch",
-    "folder_of",
     "has_part",
     "home",
     "public_digits",
@@ -29,14 +30,22 @@ __all__ = [
     "read_part",
     "without_influence",
 ]
-
-
-def folder_of(name: str, path: Path | None = None) -> Path:
-    """Return where the files of a known data set are looked for: `path`, or under the data home."""
-    return path if path is not None else home() / SOURCES[name].folder
-
-
-def read(name: str, path: Path | None = None) -> DataSet:
-    """Read a known data set, checking every file against its published checksum."""
-    source, folder = SOURCES[name], folder_of(name, path)
-    return source.read(folder, source.files(folder))
+__getattr__ = exports(
+    __name__,
+    {
+        "Data": "options",
+        "DataSet": "dataset",
+        "File": "files",
+        "FolderOptions": "folder",
+        "Records": "dataset",
+        "fetch": "files",
+        "has_part": "folder",
+        "home": "files",
+        "public_digits": "public",
+        "read": "options",
+        "read_folder": "folder",
+        "read_inputs": "folder",
+        "read_part": "folder",
+        "without_influence": "health",
+    },
+)

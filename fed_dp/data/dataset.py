@@ -118,3 +118,9 @@ def standardised(mean: tuple[float, ...], deviation: tuple[float, ...]) -> tuple
 def identity() -> tuple[Floats, Floats]:
     """Return (scale, shift) for inputs that are stored as they are used."""
     return np.ones(1, np.float32), np.zeros(1, np.float32)
+
+
+def every_nth(count: int, n: int) -> NDArray[np.bool_]:
+    """Mark every n-th row: a fixed test split that depends on no record's value."""
+    marks: NDArray[np.bool_] = np.arange(count) % n == n - 1
+    return marks

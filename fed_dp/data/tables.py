@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from fed_dp.data.dataset import Floats, Integers
 from fed_dp.errors import DataCorrupt
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 
 def numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
     """Return every cell as a number, by itself; NaN where it is none."""
+    import pandas as pd
+
     if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_complex_dtype(column.dtype):
         return column.to_numpy(np.float64, na_value=np.nan)
     cells = _cells(column)
@@ -37,6 +41,8 @@ def codes(column: pd.Series[Any], words: Sequence[str]) -> Integers:
 
     A cell that is stored as a number is a word that reads as the same number: 1 and 1.0 are both "1".
     """
+    import pandas as pd
+
     kind = column.dtype
     if pd.api.types.is_numeric_dtype(kind) and not pd.api.types.is_bool_dtype(kind):
         values, found = numbers(column), np.full(len(column), -1)
@@ -137,9 +143,3 @@ def mapped(values: NDArray[np.float64], low: float, high: float) -> NDArray[np.f
     """
     result: NDArray[np.float64] = 2 * ((np.clip(values, low, high) - low) / (high - low)) - 1
     return result
-
-
-def every_nth(count: int, n: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Mark every n-th row: a fixed test split that depends on no record's value."""
-    marks: np.ndarray[tuple[int], np.dtype[np.bool_]] = np.arange(count) % n == n - 1
-    return marks

@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp import seeds
-from fed_dp.clients.participant import Participant
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Site
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.trainer import ClientData
+from fed_dp.clients.update_exchange import UpdateExchange
 from fed_dp.data.dataset import Floats, Integers
 from fed_dp.demonstrations.pictures import experiment_on, grid, table, write
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement, promise
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import guarantee_of, release_plan
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.models import use_one_thread
@@ -61,13 +61,15 @@ def inversion(data: str, out: Path, *, seed: int = 1) -> list[dict[str, Any]]:
         near = [abs(float(np.corrcoef(a.ravel(), b.ravel())[0, 1])) for a, b in zip(x, found, strict=True)]
         pictures.setdefault("the record", [image.squeeze() for image in x[:SHOWN]])
         pictures[name] = [image.squeeze() for image in found[:SHOWN]]
-        said = promise(experiment)
+        guarantee = guarantee_of(experiment)
         rows.append(
             {
                 "upload": name,
                 "|correlation|, median": float(np.median(near)),
                 "worst record": float(np.max(near)),
-                "guarantee": "none" if said is None else f"{said.status}, ε = {_epsilon(experiment)}",
+                "guarantee": "none"
+                if guarantee is None
+                else f"{guarantee.status}, ε = {_epsilon(experiment)}",
             }
         )
     short = {name.replace(", ", ",\n", 1): images for name, images in pictures.items()}
@@ -86,12 +88,12 @@ both, uploads mix, and the picture fades without becoming private.</p>"""
 
 def _attacked(experiment: Experiment, seed: int) -> tuple[Floats, list[NDArray[np.float64]]]:
     """Return records, and what an attacker makes of the upload of each."""
-    members = federation(experiment)
-    trainer, net = make_trainer(experiment, members.dataset)
-    weights = starting_weights(experiment, members)
-    agreed = agreement(experiment, client=0, size=net.size)
-    participant = Participant.of(experiment, 0, net.size, None if agreed is None else agreed.release)
-    x, y = members.client(0)
+    federation = make_federation(experiment)
+    trainer, net = make_trainer(experiment, federation.dataset)
+    weights = starting_weights(experiment, federation)
+    agreed = release_plan(experiment, client=0, size=net.size)
+    participant = UpdateExchange.of(experiment, 0, net.size, None if agreed is None else agreed.release)
+    x, y = federation.client(0)
     x, y = x[:MEASURED], y[:MEASURED]
     shape = tuple(net.parameters[0].shape)
     found = []
@@ -99,7 +101,7 @@ def _attacked(experiment: Experiment, seed: int) -> tuple[Floats, list[NDArray[n
         site = _site(x, y, record, seed)
         change = trainer.fit(weights, site, {}).change
         noise = SimulationNoise(seeds.generator(seed, "demo noise", record))
-        data = participant.upload(change, seed=seed, turn=1, client=record, noise=noise)
+        data = participant.upload(change, seed=seed, server_round=1, client=record, noise=noise)
         upload = np.zeros(net.size, np.float32)
         decode(data, size=net.size, most=net.size).overwrite(upload)
         found.append(_reconstructed(upload[: shape[0] * shape[1]].reshape(shape)).reshape(x.shape[1:]))
@@ -110,8 +112,10 @@ def _epsilon(experiment: Experiment) -> str:
     return f"{experiment.privacy.budget_epsilon:g} for the whole upload"
 
 
-def _site(x: Floats, y: Integers, record: int, seed: int) -> Site:
-    return Site(x[record : record + 1], y[record : record + 1], client=record, round=1, seed=seed)
+def _site(x: Floats, y: Integers, record: int, seed: int) -> ClientData:
+    return ClientData(
+        x[record : record + 1], y[record : record + 1], client=record, server_round=1, seed=seed
+    )
 
 
 def _reconstructed(changes: NDArray[np.float32]) -> NDArray[np.float64]:

@@ -18,12 +18,12 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fed_dp.demonstrations.pictures import experiment_on, table, write
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.saved import SavedModel
+from fed_dp.experiment.federation import make_federation
 from fed_dp.models import Evaluator
-from fed_dp.simulations.chart import Chart, Point, Series, to_html
+from fed_dp.runs.chart import Chart, Point, Series, to_html
+from fed_dp.runs.saved_model import SavedModel
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
 
 SITES, RECORDS = 5, 150  # that are trained on
 _SGD = {"name": "sgd", "learning_rate": 0.2, "local_epochs": 5, "batch_size": 16}
@@ -44,14 +44,14 @@ def membership(data: str, out: Path, *, seed: int = 1) -> list[dict[str, Any]]:
     """Train, attack by loss, write a page with the attack's curves, and return how well it did."""
     rows, series = [], []
     for name, changes in RUNS.items():
-        there = len(federation(experiment_on(data, {"clients": {"count": 1}})).dataset.train)
+        there = len(make_federation(experiment_on(data, {"clients": {"count": 1}})).dataset.train)
         # All other records are set aside: nobody trains on them.
         tables = {"seed": seed, "clients": {"count": SITES}, "model": {"name": "small-mlp"}, **changes}
         aside = {"data": {"name": data, "public_records": there - RECORDS}}
-        members, others, summary = _losses(experiment_on(data, tables | aside))
+        federation, others, summary = _losses(experiment_on(data, tables | aside))
         cost = summary["privacy"]
-        labels = np.concatenate([np.ones(len(members)), np.zeros(len(others))])
-        scores = -np.concatenate([members, others])
+        labels = np.concatenate([np.ones(len(federation)), np.zeros(len(others))])
+        scores = -np.concatenate([federation, others])
         false, true, _ = roc_curve(labels, scores)
         rows.append(
             {
@@ -61,7 +61,7 @@ def membership(data: str, out: Path, *, seed: int = 1) -> list[dict[str, Any]]:
                 else f"{cost['guarantee']}, total ε = {cost['epsilon_total']:.3f}",
                 "attack's AUC": float(roc_auc_score(labels, scores)),
                 "found at 1 % false alarms": float(np.interp(0.01, false, true)),
-                "loss, trained on": float(members.mean()),
+                "loss, trained on": float(federation.mean()),
                 "loss, others": float(others.mean()),
                 "test accuracy": float(summary["accuracy"]["final"]),
             }
@@ -88,18 +88,18 @@ ones.</p>"""
 
 def _losses(experiment: Experiment) -> tuple[NDArray[np.float64], NDArray[np.float64], dict[str, Any]]:
     """Return the final model's losses of what it was trained on and of other records, and the summary."""
-    members = federation(experiment)
+    federation = make_federation(experiment)
     with tempfile.TemporaryDirectory() as folder:
         path, summary = simulate(
             experiment, observer=Silent(), engine="in-process", folder=Path(folder) / "run"
         )
         model = SavedModel.load(path)
-    inside = np.unique(np.concatenate(members.parts))
-    outside = np.setdiff1d(np.arange(len(members.dataset.train)), inside)[:5000]
+    inside = np.unique(np.concatenate(federation.parts))
+    outside = np.setdiff1d(np.arange(len(federation.dataset.train)), inside)[:5000]
     found = []
     for rows in (inside, outside):
-        data = members.dataset
+        data = federation.dataset
         x, y = data.inputs(data.train, rows), data.train.y[rows]
-        evaluator = Evaluator(experiment.model.name, data.shape, data.classes, x, y, experiment.network)
+        evaluator = Evaluator(experiment.network(data.shape, data.classes), x, y)
         found.append(evaluator.losses(model.weights))
     return found[0], found[1], summary

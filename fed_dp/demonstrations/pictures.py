@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import Experiment, build
-from fed_dp.simulations.page import page
+from fed_dp.runs.page import page
 
 Image = NDArray[np.floating[Any]]
 

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from fed_dp.accounting import Account, Budget, Entry, Ledger
-from fed_dp.deploy.asking import ask, deployable, watch
 from fed_dp.deploy.control import control
 from fed_dp.deploy.hospitals import HOSPITALS, write_hospitals
-from fed_dp.deploy.node import free_ports
 from fed_dp.deploy.provision import Plan, provision
 from fed_dp.deploy.server import end, environment
 from fed_dp.deploy.server_file import ServerHome
+from fed_dp.deploy.submit import ask, deployable, watch
+from fed_dp.deploy.supernode import free_ports
 from fed_dp.errors import DeployError
 from fed_dp.experiment import Experiment
-from fed_dp.strategies.run_folder import Line, RunFolder
+from fed_dp.runs.folder import Line, RunFolder
 
 RUNS = ("dssgd", "psgd", "svm")
 BUDGET = Budget(6.0, 1e-4)  # of each hospital, for all three runs together

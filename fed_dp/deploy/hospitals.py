@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fed_dp.data import SOURCES, folder_of
+from fed_dp.data.dataset import every_nth
 from fed_dp.data.files import verified
-from fed_dp.data.sources import hospital_table
-from fed_dp.data.tables import every_nth
+from fed_dp.data.sets.heart import Heart, hospital_table
 
 HOSPITALS = ("cleveland", "hungarian", "switzerland", "va")
 WORDS = {
@@ -28,9 +27,9 @@ def write_hospitals(sites: Path, server: Path) -> dict[str, int]:
     Returns the number of training records of each. The server's test records are those of all hospitals,
     which stand for a public benchmark; its public records are no hospital's any more.
     """
-    folder = folder_of("heart")
+    folder = Heart.folder()
     counts, tests, public = {}, [], []
-    for file in SOURCES["heart"].files(folder):
+    for file in Heart.files(folder):
         hospital = file.name.split(".")[1]
         table = _table(verified(folder, file))
         test = every_nth(len(table), 5)

@@ -9,7 +9,7 @@ from fed_dp.models import use_one_thread
 for name in (
     "dp_accounting.pld.pld_privacy_accountant",
     "fed_dp.clients.app",
-    "fed_dp.deploy.node",
+    "fed_dp.deploy.supernode",
     "flwr.supernode.runtime.run_clientapp",
     "opendp.prelude",
     "torch._dynamo",  # which torch's optimizers ask for

@@ -19,8 +19,8 @@ from fed_dp.accounting import Budget, Ledger
 from fed_dp.deploy import authority
 from fed_dp.deploy.server_file import FILE, SITES, read_sites
 from fed_dp.errors import ConfigError, DeployError
-from fed_dp.strategies.run_folder import write_atomically
-from fed_dp.strategies.sites import MAX_RECORDS
+from fed_dp.runs.folder import write_atomically
+from fed_dp.server.discovery import MAX_RECORDS
 
 NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")

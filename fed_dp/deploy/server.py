@@ -16,13 +16,13 @@ from pathlib import Path
 
 from fed_dp.deploy import authority
 from fed_dp.deploy.control import Control, control
-from fed_dp.deploy.requests import Request, requests
+from fed_dp.deploy.run_queue import Request, requests
 from fed_dp.deploy.server_app import HOME
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import DeployError, FedDpError
 from fed_dp.experiment import to_run_config
-from fed_dp.strategies.app import RUN_FOLDER
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.app import RUN_FOLDER
 
 START = 60.0  # seconds that a SuperLink may take to answer
 LOOK = 1.0  # seconds between two looks at what is to be run
@@ -82,7 +82,7 @@ def serve(home: ServerHome, say: Say, *, until: Callable[[], bool] = lambda: Fal
     home.runs.mkdir(exist_ok=True, mode=0o700)
     with (home.folder / "superlink.log").open("ab") as log:
         link = subprocess.Popen(
-            [sys.executable, "-m", "fed_dp.deploy.link", str(home.folder)],
+            [sys.executable, "-m", "fed_dp.deploy.superlink", str(home.folder)],
             env=environment(home),
             stdout=log,
             stderr=log,

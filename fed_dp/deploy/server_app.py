@@ -16,14 +16,14 @@ from pathlib import Path
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fed_dp.deploy.requests import Request
+from fed_dp.deploy.run_queue import Request
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import FedDpError, RunError
 from fed_dp.experiment import from_run_config
-from fed_dp.strategies.app import RUN_FOLDER, PlainLines
-from fed_dp.strategies.patient import Deployment
-from fed_dp.strategies.rounds import run_rounds
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.app import RUN_FOLDER, PlainLines
+from fed_dp.server.networked import Deployment
+from fed_dp.server.rounds import run_rounds
 
 HOME = "FED_DP_SERVER"  # of the environment: the server's folder, which is nobody else's business
 PATIENCE = 60.0  # seconds to wait for an earlier process of the same run to end

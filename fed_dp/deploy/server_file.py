@@ -10,8 +10,8 @@ from pydantic import Field
 from fed_dp.deploy.authority import public_bytes
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import read_toml, validated
-from fed_dp.experiment.schema import Section
-from fed_dp.strategies.sites import MAX_RECORDS
+from fed_dp.options import Section
+from fed_dp.server.discovery import MAX_RECORDS
 
 FILE, SITES = "server.toml", "sites.toml"
 Port = Annotated[int, Field(ge=1, le=65535)]

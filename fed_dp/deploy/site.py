@@ -65,7 +65,7 @@ def _run(file: Path, until: Callable[[], bool]) -> tuple[int, str]:
     with log_path.open("ab") as log:
         start = log.tell()
         node = subprocess.Popen(
-            [sys.executable, "-m", "fed_dp.deploy.node", str(file)],
+            [sys.executable, "-m", "fed_dp.deploy.supernode", str(file)],
             env={**environment(), "FLWR_HOME": str(file.parent / "flwr")},
             stdout=log,
             stderr=log,

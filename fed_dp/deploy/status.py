@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from fed_dp.accounting import Event, from_json
 from fed_dp.accounting.statement import spent, standing
 from fed_dp.deploy.control import Node, control
-from fed_dp.deploy.requests import Request, requests
+from fed_dp.deploy.run_queue import Request, requests
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import DeployError
-from fed_dp.experiment.release import budget_of
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.experiment.plan import budget_of
+from fed_dp.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from fed_dp.experiment.schema import (
-    Data,
-    Dpa,
-    Dssgd,
-    Experiment,
-    Functional,
-    LaplaceMechanism,
-    Pcdbn,
-    Psgd,
-    Sgd,
-    Svm,
-)
+from fed_dp.experiment.schema import Experiment
 from fed_dp.experiment.source import (
     build,
     from_run_config,
@@ -32,16 +21,7 @@ from fed_dp.experiment.source import (
 )
 
 __all__ = [
-    "Data",
-    "Dpa",
-    "Dssgd",
     "Experiment",
-    "Functional",
-    "LaplaceMechanism",
-    "Pcdbn",
-    "Psgd",
-    "Sgd",
-    "Svm",
     "build",
     "from_run_config",
     "group_of",

@@ -20,11 +20,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from fed_dp import plugins
 from fed_dp.errors import ConfigError
-from fed_dp.experiment.pairs import PAPER_MODELS, STATISTICS_MODELS
-from fed_dp.experiment.schema import Experiment
+from fed_dp.experiment.schema import DEFAULTS, Experiment
 from fed_dp.experiment.source import Tables, build, merged, override, profile, read_tables, variants
 
 EPSILONS = (0.5, 1.0, 2.0, 8.0)
@@ -142,8 +141,8 @@ def _is_level(key: str) -> bool:
 
 def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[str], where: str) -> str:
     """Add what is missing: pSGD, and the references, on pSGD's network. Return the baseline's name."""
-    found = [name for name, e in built.items() if e.trainer.name == "psgd"]
-    plain = [name for name in found if built[name].strategy.name == "averaging"]
+    found = [name for name, e in built.items() if e.trainer.name == BASELINE]
+    plain = [name for name in found if built[name].strategy.name == DEFAULTS["strategy"]]
     name = BASELINE if BASELINE in found else next(iter(plain or found), BASELINE)
     base = copy.deepcopy(tables)
     for key in ("variants", "privacy"):
@@ -151,8 +150,8 @@ def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[s
     if not found:
         if name in built:
             raise ConfigError(f"{where}: variant {name!r} is not pSGD: every comparison has it; rename yours")
-        model: dict[str, Any] = base.get("model", {})
-        if model.get("name") in (*STATISTICS_MODELS, *PAPER_MODELS, "rbf"):
+        model = base.get("model", {}).get("name", DEFAULTS["model"])
+        if plugins.find("model", model).offers != plugins.find("trainer", BASELINE).needs:
             base.pop("model")
         deltas = [e.privacy.delta for e in built.values() if e.privacy.delta is not None]
         added = {

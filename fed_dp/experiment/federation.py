@@ -10,11 +10,14 @@ import numpy as np
 
 from fed_dp import data, seeds
 from fed_dp.data import partition
-from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
+from fed_dp.data.dataset import DataSet, Floats, Integers, identity
+from fed_dp.data.options import Data
+from fed_dp.data.sets.own_folder import OwnFolder
 from fed_dp.errors import ConfigError, DataCorrupt, PartitionError, RunError
-from fed_dp.experiment.schema import Data, Dirichlet, Experiment, FixedFraction, Natural, Shards
+from fed_dp.experiment.schema import Experiment
 
-_LOADED: dict[str, DataSet] = {}  # one process reads a data set once
+_LOADED: dict[str, DataSet] = {}  # one process reads a data set once …
+_DIVIDED: dict[str, Federation] = {}  # … and divides it once for each experiment
 _LEFT_OUT: dict[str, Integers] = {}  # records that no client has, though they were dealt out
 
 
@@ -50,22 +53,28 @@ class Federation:
         return self.dataset.inputs(records, rows), records.y[rows]
 
 
-def federation(experiment: Experiment) -> Federation:
-    """Read the data set and divide its training records as the experiment says."""
-    whole, section = load(experiment.data), experiment.data
+def make_federation(experiment: Experiment) -> Federation:
+    """Read the data set and divide its training records as the experiment says; once for each experiment."""
+    key = f"{experiment.data.key} {experiment.digest}"
+    if key not in _DIVIDED:
+        _DIVIDED.clear()  # at most one in memory
+        _DIVIDED[key] = _divided(experiment)
+    return _DIVIDED[key]
+
+
+def _divided(experiment: Experiment) -> Federation:
+    whole, section, strategy = load(experiment.data), experiment.data, experiment.strategy
     rest, aside = np.arange(len(whole.train)), None
     if section.public_records:
         aside = _public_rows(section.public_records, experiment.seed, len(rest))
         rest = np.setdiff1d(rest, aside)
     dataset, rest = _folded(experiment, whole, rest)
     parts = [rest[part] for part in _divide(experiment, dataset, rest)]
-    if (out := _LEFT_OUT.get(_key(section))) is not None:
+    if (out := _LEFT_OUT.get(section.key)) is not None:
         parts = [np.setdiff1d(part, out) for part in parts]
     widest = partition.overlap(parts, len(dataset.train))
-    if experiment.strategy.name == "centralised":
-        parts, widest = [np.unique(np.concatenate(parts))], 1
-    if experiment.strategy.name == "public" and aside is not None:  # by schema, it is there
-        parts, widest = [aside], 1
+    if strategy.pooled:
+        parts, widest = [strategy.pooled_records(parts, aside)], 1
     notes = (*dataset.notes, *_told(section), *_left_out(experiment, dataset))
     return Federation(dataset, tuple(parts), widest, notes, aside, section.public_data == "digits")
 
@@ -77,7 +86,7 @@ def at_site(experiment: Experiment, *, path: Path, client: int, strict: bool = F
     choose would be told scores of whatever it likes. Nothing that stands in a record is an error, unless
     `strict`: the server says what the columns mean, and would learn from an error which values occur.
     """
-    options = replace(folder_options(_own_folder(experiment, path)), lenient=not strict)
+    options = replace(_own_folder(experiment, path), lenient=not strict)
     train = data.read_part("train", options)
     if strict and (lines := len(data.read_part("train", replace(options, lenient=True)))) != len(train):
         raise DataCorrupt(
@@ -100,7 +109,7 @@ def at_server(experiment: Experiment, *, path: Path) -> Federation:
 
     It holds no record of a site, so there are no parts.
     """
-    options = folder_options(_own_folder(experiment, path))
+    options = _own_folder(experiment, path)
     test, wanted = data.read_part("test", options), experiment.data.public_records
     known, aside = test, None
     if wanted:
@@ -113,13 +122,14 @@ def at_server(experiment: Experiment, *, path: Path) -> Federation:
     return Federation(dataset, (), 1, tuple(notes), aside, experiment.data.public_data == "digits")
 
 
-def _own_folder(experiment: Experiment, path: Path) -> Data:
-    if experiment.data.name != "folder":
+def _own_folder(experiment: Experiment, path: Path) -> data.FolderOptions:
+    section = experiment.data
+    if not isinstance(section, OwnFolder):
         raise ConfigError(
-            f"data.name = {experiment.data.name!r}: real sites have folders of their own; expected 'folder', "
+            f"data.name = {section.name!r}: real sites have folders of their own; expected 'folder', "
             "with what its columns mean"
         )
-    return experiment.data.model_copy(update={"path": str(path)})
+    return section.folder_options(path)
 
 
 def _told(section: Data) -> Iterator[str]:
@@ -158,7 +168,7 @@ def _folded(experiment: Experiment, dataset: DataSet, rest: Integers) -> tuple[D
 
 def _left_out(experiment: Experiment, dataset: DataSet) -> list[str]:
     owner, clients = dataset.train.owner, experiment.clients.count
-    if not isinstance(experiment.data.partition, Natural) or owner is None:
+    if not experiment.data.partition.natural or owner is None:
         return []
     there = len(np.unique(owner))
     return [f"{clients} of {there} natural clients take part"] if clients < there else []
@@ -166,11 +176,11 @@ def _left_out(experiment: Experiment, dataset: DataSet) -> list[str]:
 
 def load(section: Data) -> DataSet:
     """Read a data set, once per process."""
-    key = _key(section)
-    if key not in _LOADED:
+    if section.key not in _LOADED:
         _LOADED.clear()  # at most one in memory
-        _LOADED[key] = _read(section)
-    return _LOADED[key]
+        _DIVIDED.clear()
+        _LOADED[section.key] = section.read()
+    return _LOADED[section.key]
 
 
 def adopt(section: Data, dataset: DataSet, *, without: Integers | None = None) -> None:
@@ -178,67 +188,21 @@ def adopt(section: Data, dataset: DataSet, *, without: Integers | None = None) -
 
     Records `without` are left out after all are dealt out, so that everybody else's stay where they are.
     """
-    _LOADED.clear()
-    _LEFT_OUT.clear()
-    _LOADED[_key(section)] = dataset
+    forget()
+    _LOADED[section.key] = dataset
     if without is not None:
-        _LEFT_OUT[_key(section)] = without
+        _LEFT_OUT[section.key] = without
 
 
-def _key(section: Data) -> str:
-    return section.model_dump_json(exclude={"partition", "public_records", "public_data", "folds", "fold"})
-
-
-def _read(section: Data) -> DataSet:
-    path = None if section.path is None else Path(section.path)
-    if section.name != "folder":
-        found = data.read(section.name, path)
-        if section.attributes is not None:
-            found = _with_attributes(found, section.attributes)
-        return found if section.influence else data.without_influence(found)
-    return data.read_folder(folder_options(section))
-
-
-def folder_options(section: Data) -> data.FolderOptions:
-    """Return what an experiment states about a user's own data."""
-    assert section.path is not None  # these three by schema
-    assert section.bounds is not None
-    assert section.classes is not None
-    return data.FolderOptions(
-        Path(section.path),
-        section.bounds,
-        section.classes,
-        section.label,
-        section.client,
-        section.categories,
-        section.gaps,
-        section.test_fraction,
-    )
-
-
-def _with_attributes(dataset: DataSet, count: int) -> DataSet:
-    train, test = (
-        Records(records.x[:, :count].astype(np.float32), records.y, records.owner)
-        for records in (dataset.train, dataset.test)
-    )
-    return replace(dataset, train=train, test=test)
+def forget() -> None:
+    """Forget what was read and divided."""
+    for kept in (_LOADED, _LEFT_OUT, _DIVIDED):
+        kept.clear()
 
 
 def _divide(experiment: Experiment, dataset: DataSet, rest: Integers) -> list[Integers]:
     """Divide the records `rest`; the parts are places in it."""
-    how, clients, train = experiment.data.partition, experiment.clients.count, dataset.train
+    train = dataset.train
     labels, owner = train.y[rest], None if train.owner is None else train.owner[rest]
     rng = seeds.generator(experiment.seed, "partition")
-    match how:
-        case FixedFraction():
-            return partition.fixed_fraction(len(rest), clients=clients, fraction=how.fraction, rng=rng)
-        case Dirichlet():
-            return partition.dirichlet(
-                labels, clients=clients, alpha=how.alpha, min_records=how.min_records, rng=rng
-            )
-        case Shards():
-            return partition.shards(labels, clients=clients, per_client=how.per_client, rng=rng)
-        case Natural():
-            return partition.natural(owner, clients=clients)
-        case _:
-            return partition.iid(len(rest), clients=clients, rng=rng)
+    return experiment.data.partition.divide(labels, owner, clients=experiment.clients.count, rng=rng)

@@ -14,8 +14,10 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ValidationError
 
 import fed_dp
+from fed_dp import plugins
+from fed_dp.data.options import Data
 from fed_dp.errors import ConfigError
-from fed_dp.experiment.schema import Data, Experiment
+from fed_dp.experiment.schema import DEFAULTS, Experiment
 
 Tables = dict[str, Any]
 Valid = TypeVar("Valid", bound=BaseModel)
@@ -152,10 +154,16 @@ def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment
             data["partition"] = {"name": data["partition"]}
         if isinstance(data.get("path"), str):  # workers run in other folders
             data["path"] = str(Path(data["path"]).expanduser().absolute())
-    for key, name in (("trainer", "sgd"), ("strategy", "averaging")):
-        if isinstance(section := tables.get(key), dict):
-            section.setdefault("name", name)
+        _drop_former_keys(data)
     return validated(Experiment, tables, where=where)
+
+
+def _drop_former_keys(data: Tables) -> None:
+    """Drop what earlier versions wrote for every data set: an influence of friends where there are none."""
+    name = data.get("name", DEFAULTS["data"])
+    if data.get("influence") is True and name in plugins.names("data"):
+        if "influence" not in plugins.find("data", name).model_fields:
+            del data["influence"]
 
 
 def validated(model: type[Valid], tables: Mapping[str, Any], *, where: str) -> Valid:
@@ -165,7 +173,7 @@ def validated(model: type[Valid], tables: Mapping[str, Any], *, where: str) -> V
     except ValidationError as error:
         lines: dict[str, list[str]] = {}
         for detail in error.errors():
-            subject, expected = _explain(dict(detail), model)
+            subject, expected = _explain(dict(detail), model, tables)
             lines.setdefault(subject, []).append(expected)
         raise ConfigError(
             "\n".join(f"{where}: {subject}{' or '.join(parts)}" for subject, parts in lines.items())
@@ -243,10 +251,10 @@ def _toml_value(text: str) -> Any:
         return text
 
 
-def _explain(detail: dict[str, Any], root: type[BaseModel]) -> tuple[str, str]:
+def _explain(detail: dict[str, Any], root: type[BaseModel], tables: Mapping[str, Any]) -> tuple[str, str]:
     """Say what is wrong with which key, in two halves: the subject, and what was expected."""
     context = detail.get("ctx", {})
-    keys, model = _without_tags([str(part) for part in detail["loc"]], root)
+    keys, model = _without_tags([str(part) for part in detail["loc"]], root, tables)
     key = ".".join(keys)
     kind = detail["type"]
     if kind == "extra_forbidden":
@@ -266,22 +274,26 @@ def _explain(detail: dict[str, Any], root: type[BaseModel]) -> tuple[str, str]:
 
 
 def _belongs_to(keys: list[str], model: type[BaseModel] | None) -> str:
-    """Say which other trainer, strategy or partition takes the key."""
-    owners = [
-        repr(get_args(other.model_fields["name"].annotation)[0])
-        for other in _siblings(model)
-        if keys[-1] in other.model_fields
-    ]
-    return f" (only {', '.join(owners)} has it)" if owners else ""
+    """Say which other trainer, strategy, network, data set or partition takes the key."""
+    if model is None:
+        return ""
+    if len(keys) == 2 and keys[0] in plugins.GROUPS:
+        others = plugins.components(keys[0])
+    else:
+        others = {_name_of(member): member for member in _union_with(model)}
+    owners = [repr(name) for name, other in others.items() if keys[-1] in other.model_fields]
+    verb = "has" if len(owners) == 1 else "have"
+    return f" (only {', '.join(owners)} {verb} it)" if owners else ""
 
 
-def _siblings(model: type[BaseModel] | None) -> list[type[BaseModel]]:
-    for parent in (Experiment, Data):
-        for field in parent.model_fields.values():
-            members = [m for m in get_args(field.annotation) if _is_section(m)]
-            if model in members:
-                return members
-    return []
+def _union_with(model: type[BaseModel]) -> list[type[BaseModel]]:
+    """Return the members of the union of partitions, if the model is one."""
+    federation = [m for m in get_args(Data.model_fields["partition"].annotation) if _is_section(m)]
+    return federation if model in federation else []
+
+
+def _name_of(section: type[BaseModel]) -> str:
+    return str(get_args(section.model_fields["name"].annotation)[0])
 
 
 _WORDS = {
@@ -297,26 +309,39 @@ def _plain(message: str) -> str:
     return message[0].lower() + message[1:]
 
 
-def _without_tags(path: list[str], root: type[BaseModel]) -> tuple[list[str], type[BaseModel] | None]:
+def _without_tags(
+    path: list[str], root: type[BaseModel], tables: Mapping[str, Any]
+) -> tuple[list[str], type[BaseModel] | None]:
     """Drop what pydantic adds to a location (union tags, types); find the model it points into."""
     keys: list[str] = []
     model: type[BaseModel] | None = root
-    members: dict[str, type[BaseModel]] = {}
+    federation: dict[str, type[BaseModel]] = {}
     for part in path:
-        if part in members:
-            model, members = members[part], {}
+        if part in federation:
+            model, federation = federation[part], {}
             continue
         if "[" in part or part in ("constrained-int", "number", "list"):
             continue
         keys.append(part)
+        if len(keys) == 1 and part in plugins.GROUPS:
+            model = _component(part, tables)
+            continue
         field = model.model_fields.get(part) if model else None
         choices = (
             [a for a in (field.annotation, *get_args(field.annotation)) if _is_section(a)] if field else []
         )
-        members = {get_args(m.model_fields["name"].annotation)[0]: m for m in choices if len(choices) > 1}
+        federation = {_name_of(m): m for m in choices if len(choices) > 1}
         if len(choices) == 1:
             model = choices[0]
     return keys, model
+
+
+def _component(kind: str, tables: Mapping[str, Any]) -> type[BaseModel] | None:
+    """Return the class of the component that a table names, where it names one."""
+    table = tables.get(kind)
+    name = table.get("name", DEFAULTS[kind]) if isinstance(table, Mapping) else None
+    known = plugins.names(kind)  # type: ignore[arg-type]
+    return plugins.find(kind, name) if name in known else None
 
 
 def _is_section(annotation: Any) -> bool:

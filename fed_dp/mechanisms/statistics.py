@@ -36,7 +36,7 @@ _BELOW_ONE = 1 - 1e-12  # no rounding error lifts a clipped norm over 1
 
 
 @dataclass(frozen=True, slots=True)
-class Amount:
+class NoiseSpec:
     """How much noise: Gaussian with σ = value · Δ₂, or Laplace of scale Δ₁ / value (value = ε)."""
 
     kind: Kind
@@ -317,51 +317,51 @@ class PatchMoments:
 def release(
     statistic: Statistic,
     batches: Iterable[Batch],
-    amount: Amount | None,
+    spec: NoiseSpec | None,
     noise: Noise | None,
     *,
     records: int = 0,
 ) -> Exact:
-    """Return the statistic of all batches together, with noise; without, where `amount` is None.
+    """Return the statistic of all batches together, with noise; without, where `spec` is None.
 
-    Guarantee: that of one Gaussian release with σ/Δ₂ = amount.value, or pure ε = amount.value; proved.
+    Guarantee: that of one Gaussian release with σ/Δ₂ = spec.value, or pure ε = spec.value; proved.
     Neighbours: add or remove one record. The scale is larger than that by ROUNDING, for a record's part
     is computed in floating point. With a secure source every batch is one record, whose part is cut to whole
     multiples of a grid; these are added without rounding. `records`, which is public, tells whether noise can
     be added to a sum of so many; whatever the records are, it does not wrap.
     """
-    weights = np.ones(1) if amount is None else statistic.weights(amount.kind)
-    scale = 0.0 if amount is None else _scale(statistic, amount)
-    if isinstance(noise, SecureNoise) and amount is not None:
+    weights = np.ones(1) if spec is None else statistic.weights(spec.kind)
+    scale = 0.0 if spec is None else _scale(statistic, spec)
+    if isinstance(noise, SecureNoise) and spec is not None:
         noise.check(records * float(weights.max()), scale=scale)
         exact = ExactSum(statistic.size)
         for rows, labels in batches:
             if len(labels) != 1:
                 raise PrivacyError(f"a batch of {len(labels)} records: expected 1, so that sums are exact")
             exact.add(noise.whole(statistic.sums((rows, labels)) * weights, scale=scale))
-        add_to = noise.laplace_on_whole if amount.kind == "laplace" else noise.gaussian_on_whole
+        add_to = noise.laplace_on_whole if spec.kind == "laplace" else noise.gaussian_on_whole
         return np.asarray(add_to(exact.taken(), scale=scale) / weights)
     total = np.zeros(statistic.size)
     for batch in batches:
         total += statistic.sums(batch)
-    if amount is None or noise is None:
+    if spec is None or noise is None:
         return total
-    add = noise.laplace if amount.kind == "laplace" else noise.gaussian
+    add = noise.laplace if spec.kind == "laplace" else noise.gaussian
     return add(total * weights, scale=scale) / weights
 
 
-def _scale(statistic: Statistic, amount: Amount) -> float:
-    if amount.kind == "laplace":
-        on_grid = 2 * statistic.size * FINENESS / amount.value
-        return statistic.l1 / amount.value * (1 + ROUNDING + on_grid)
-    return amount.value * statistic.l2 * (1 + ROUNDING)
+def _scale(statistic: Statistic, spec: NoiseSpec) -> float:
+    if spec.kind == "laplace":
+        on_grid = 2 * statistic.size * FINENESS / spec.value
+        return statistic.l1 / spec.value * (1 + ROUNDING + on_grid)
+    return spec.value * statistic.l2 * (1 + ROUNDING)
 
 
-def deviation(statistic: Statistic, amount: Amount | None) -> float:
+def deviation(statistic: Statistic, spec: NoiseSpec | None) -> float:
     """Return the standard deviation of the noise on one number of weight 1."""
-    if amount is None:
+    if spec is None:
         return 0.0
-    return _scale(statistic, amount) * (math.sqrt(2) if amount.kind == "laplace" else 1.0)
+    return _scale(statistic, spec) * (math.sqrt(2) if spec.kind == "laplace" else 1.0)
 
 
 def positive(matrix: Reals) -> Exact:

@@ -96,30 +96,37 @@ def sensitivity(*, cost: float, records: int, problems: int = 1) -> float:
 
 
 def perturbed(
-    weights: Reals, *, cost: float, records: int, problems: int, kind: SvmNoise, amount: float, noise: Noise
+    weights: Reals,
+    *,
+    cost: float,
+    records: int,
+    problems: int,
+    kind: SvmNoise,
+    noise_value: float,
+    noise: Noise,
 ) -> Exact:
     """Release the weights (problems × features) with noise.
 
     gamma      density ∝ exp(−ε‖x‖₂/Δ₂): a random direction, a length of Gamma(numbers, Δ₂/ε); pure ε
     laplace    Lap(√numbers Δ₂/ε) on each number, since ‖·‖₁ ≤ √numbers ‖·‖₂; pure ε
     paper      Lap(2^2.5 C √D/(n ε)), D = features/2: twice as much as it takes for one problem; pure ε
-    gaussian   N(0, (m Δ₂)²) for amount = m = σ/Δ
+    gaussian   N(0, (m Δ₂)²) for noise_value = m = σ/Δ
 
-    Guarantee: pure ε = amount, or one Gaussian release; proved. Neighbours: replace one record.
+    Guarantee: pure ε = noise_value, or one Gaussian release; proved. Neighbours: replace one record.
     """
-    check(amount=amount)
+    check(noise_value=noise_value)
     delta = sensitivity(cost=cost, records=records, problems=problems) * (1 + ROUNDING)
     if kind == "gaussian":
-        add, scale = noise.gaussian, amount * delta
+        add, scale = noise.gaussian, noise_value * delta
     elif kind == "gamma":
-        add, scale = noise.spherical, delta / amount
+        add, scale = noise.spherical, delta / noise_value
     elif kind == "paper":
         features = weights.size // problems
         add = noise.laplace
-        scale = problems * paper_scale(cost=cost, records=records, features=features, epsilon=amount)
+        scale = problems * paper_scale(cost=cost, records=records, features=features, epsilon=noise_value)
     else:
-        on_grid = 2 * weights.size * FINENESS / amount  # a secure source rounds every number to its grid
-        add, scale = noise.laplace, math.sqrt(weights.size) * delta / amount * (1 + on_grid)
+        on_grid = 2 * weights.size * FINENESS / noise_value  # a secure source rounds every number to its grid
+        add, scale = noise.laplace, math.sqrt(weights.size) * delta / noise_value * (1 + on_grid)
     if isinstance(noise, SecureNoise):
         noise.check(cost, scale=scale)  # ‖w‖ ≤ C, whatever the records are
     return add(weights, scale=scale)

@@ -88,6 +88,23 @@ class Encoded(nn.Module):
         """The layers that are learnt, first to last."""
         return [layer for layer in self.layers if isinstance(layer, Learnt)]
 
+    @property
+    def stages(self) -> int:
+        """How many statistics it is made of: one for each learnt layer, in order, and the head's."""
+        return len(self.learnt) + 1
+
+    def segment(self, stage: int) -> slice:
+        """Return which of the flat weights a stage (from 1) decides: those of its layer, or the head's."""
+        if stage == self.stages:
+            size = sum(parameter.numel() for parameter in self.parameters())
+            return slice(size - self.head.weight.numel(), size)
+        sizes = [layer.statistic.size for layer in self.learnt[:stage]]
+        return slice(sum(sizes[:-1]), sum(sizes))
+
+    def statistics(self, cross: float) -> list[Statistic]:
+        """Return the statistic of every stage."""
+        return [*(layer.statistic for layer in self.learnt), self.head_statistics(cross)]
+
     def head_statistics(self, cross: float) -> OfHead:
         """Return what the head is learnt from."""
         return HeadStatistics(self.head.in_features, self.head.out_features, cross)

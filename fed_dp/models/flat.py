@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from fed_dp import seeds
 from fed_dp.models import rounding
 from fed_dp.models.encoders import Encoded
-from fed_dp.models.networks import OnFrozen, Options, Shape, build
+from fed_dp.models.layers import OnFrozen
+from fed_dp.models.network import NetworkSpec, Shape
 
 Vector = NDArray[np.float32]
 rounding.fix()  # before the first product
@@ -27,22 +28,25 @@ class FlatNetwork:
     Loading and reading all weights is one copy; layers and optimizers see ordinary parameters.
     """
 
-    def __init__(
-        self,
-        name: str,
-        shape: Shape,
-        classes: int,
-        device: torch.device | None = None,
-        options: Options | None = None,
-    ) -> None:
-        self.name, self.shape = name, shape
-        self.network = build(name, shape, classes, options).to(device or torch.device("cpu"))
+    def __init__(self, spec: NetworkSpec, device: torch.device | None = None) -> None:
+        self.spec = spec
+        self.network = spec.build().to(device or torch.device("cpu"))
         self.parameters: list[Tensor] = list(self.network.parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
         start = 0
         for p in self.parameters:
             p.data = self.flat[start : start + p.numel()].view_as(p)
             start += p.numel()
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.spec.name
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of one input."""
+        return self.spec.shape
 
     @property
     def trained(self) -> nn.Module:
@@ -99,13 +103,7 @@ def use_one_thread() -> None:
 
 
 def initial_weights(
-    name: str,
-    shape: Shape,
-    classes: int,
-    *,
-    seed: int,
-    options: Options | None = None,
-    public: tuple[Vector, NDArray[np.int64]] | None = None,
+    spec: NetworkSpec, *, seed: int, public: tuple[Vector, NDArray[np.int64]] | None = None
 ) -> Vector:
     """Return freshly initialised weights; the same seed gives the same weights everywhere.
 
@@ -113,7 +111,7 @@ def initial_weights(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.integer(seed, "initial weights"))
-        net = FlatNetwork(name, shape, classes, options=options)
+        net = FlatNetwork(spec)
         if public is not None:
             assert isinstance(net.network, Encoded)  # by schema
             net.network.fit(torch.from_numpy(public[0]), torch.from_numpy(public[1]))
@@ -123,16 +121,8 @@ def initial_weights(
 class Evaluator:
     """Accuracy and loss of given weights on fixed records."""
 
-    def __init__(
-        self,
-        name: str,
-        shape: Shape,
-        classes: int,
-        x: Vector,
-        y: NDArray[np.int64],
-        options: Options | None = None,
-    ) -> None:
-        self._net = FlatNetwork(name, shape, classes, options=options)
+    def __init__(self, spec: NetworkSpec, x: Vector, y: NDArray[np.int64]) -> None:
+        self._net = FlatNetwork(spec)
         self._net.network.eval()
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
 

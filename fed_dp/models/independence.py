@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fed_dp.errors import ModelError
-from fed_dp.models.networks import Shape
+from fed_dp.models.network import Shape
 
 BATCHES = (2, 5, 33)  # records in the random batches that are tried
 TOLERANCE = 1e-4  # relative: far above rounding

@@ -5,22 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from fed_dp.mechanisms.noise import Reals
-from fed_dp.mechanisms.statistics import Amount, Kind, OfHead, Statistic, deviation
+from fed_dp.mechanisms.statistics import Kind, NoiseSpec, OfHead, deviation
 from fed_dp.models.encoders import Encoded
 from fed_dp.models.flat import FlatNetwork, Vector
-from fed_dp.models.networks import Options, Shape
+from fed_dp.models.network import NetworkSpec
 
 
 def solved_head(
-    statistic: OfHead, mean: Reals, *, amount: Amount | None, ridge: float, records: float
+    statistic: OfHead, mean: Reals, *, noise_spec: NoiseSpec | None, ridge: float, records: float
 ) -> Vector:
     """Return the head's weights, as the network stores them, from the mean of its statistic.
 
     `records` is over how many records the noise of one site is spread, such that its standard deviation
     in the mean is deviation / records.
     """
-    noise = deviation(statistic, amount) / records
-    kind: Kind = "laplace" if amount is None else amount.kind
+    noise = deviation(statistic, noise_spec) / records
+    kind: Kind = "laplace" if noise_spec is None else noise_spec.kind
     solution = statistic.head(mean, noise=noise, kind=kind, ridge=ridge)
     return np.clip(solution.T.ravel(), -1e3, 1e3).astype(np.float32)
 
@@ -28,25 +28,29 @@ def solved_head(
 class Solver:
     """Put the mean of a stage's statistic into a network's weights: moments as they are, heads solved."""
 
-    def __init__(self, name: str, shape: Shape, classes: int, options: Options, *, cross: float) -> None:
-        self._net = FlatNetwork(name, shape, classes, options=options)
+    def __init__(self, spec: NetworkSpec, *, cross: float) -> None:
+        self._net = FlatNetwork(spec)
         network = self._net.network
-        assert isinstance(network, Encoded)  # by schema
+        assert isinstance(network, Encoded)  # by what the model offers
         self._network, self._cross = network, cross
-        learnt: list[Statistic] = [layer.statistic for layer in network.learnt]
-        self.statistics = [*learnt, network.head_statistics(cross)]
+        self.statistics = network.statistics(cross)
 
     def put(
-        self, weights: Vector, stage: int, mean: Reals, *, amount: Amount | None, ridge: float, records: float
+        self,
+        weights: Vector,
+        stage: int,
+        mean: Reals,
+        *,
+        noise_spec: NoiseSpec | None,
+        ridge: float,
+        records: float,
     ) -> Vector:
         """Return the weights with stage `stage` (from 1) solved from the mean of its statistic."""
-        found = weights.copy()
-        if stage < len(self.statistics):
-            start = sum(statistic.size for statistic in self.statistics[: stage - 1])
-            found[start : start + len(mean)] = mean
+        found, where = weights.copy(), self._network.segment(stage)
+        if stage < self._network.stages:
+            found[where] = mean
             return found
         self._net.load(weights)
         statistic = self._network.head_statistics(self._cross)
-        head = solved_head(statistic, mean, amount=amount, ridge=ridge, records=records)
-        found[-len(head) :] = head
+        found[where] = solved_head(statistic, mean, noise_spec=noise_spec, ridge=ridge, records=records)
         return found

@@ -13,7 +13,7 @@ from typing import Literal
 from fed_dp.seeds import Generator
 
 Exchange = Literal["parallel", "round_robin", "random_order", "asynchronous", "free_running"]
-IN_TURN = ("round_robin", "random_order", "asynchronous")  # one client trains at a time
+ONE_AT_A_TIME = ("round_robin", "random_order", "asynchronous")  # one client trains at a time
 
 
 @dataclass(frozen=True, slots=True)

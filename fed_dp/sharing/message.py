@@ -16,7 +16,7 @@ from fed_dp.sharing.update import SparseUpdate
 
 ARRAYS, METRICS, CONFIG = "arrays", "metrics", "config"  # the records of a message
 WEIGHTS, CHANGE = "weights", "change"
-ROUND, RECORDS, EVENTS, MARK, DEVICE = "round", "records", "events", "mark", "device"
+ROUND, RECORDS, EVENTS, LEDGER_HEAD, DEVICE = "round", "records", "events", "mark", "device"
 PARTITION, PARTITIONS = "partition-id", "num-partitions"  # of a node's own config …
 SIMULATED = "simulated"  # … where our own Grid says that it is a virtual one
 SCORES = "scores"  # of what a site says of itself: whether it tells how well a model does there

@@ -19,12 +19,13 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fed_dp.accounting.ledger import write_accounts
-from fed_dp.clients.app import keep_books, train_together, virtual_books
-from fed_dp.clients.books import VirtualBooks
-from fed_dp.errors import FedDpError, ResumeError
+from fed_dp.clients.app import train_client_batch
+from fed_dp.clients.ledger_session import VirtualLedgerSession
+from fed_dp.errors import ResumeError
 from fed_dp.models import use_one_thread
+from fed_dp.runs.folder import LEDGERS, atomically
 from fed_dp.sharing.message import LEDGER, PARTITION, PARTITIONS, SIMULATED
-from fed_dp.strategies.run_folder import LEDGERS, atomically
+from fed_dp.strategies.failures import wrapped
 
 RUN_ID = 1
 SERVER_NODE = 0
@@ -57,7 +58,7 @@ def answer_block(app: ClientApp, block: Sequence[Job]) -> list[Job]:
         return [answer(app, *job) for job in block]
     use_one_thread()
     changed = [_with(context, context.state) for _, context in block]
-    replies = train_together([(message, new) for (message, _), new in zip(block, changed, strict=True)])
+    replies = train_client_batch([(message, new) for (message, _), new in zip(block, changed, strict=True)])
     return [
         _outcome(reply, message, context, new)
         for reply, (message, context), new in zip(replies, block, changed, strict=True)
@@ -67,10 +68,9 @@ def answer_block(app: ClientApp, block: Sequence[Job]) -> list[Job]:
 def _outcome(reply: Message | Exception, message: Message, context: Context, changed: Context) -> Job:
     if isinstance(reply, Message):
         return reply, changed
-    name = "" if isinstance(reply, FedDpError) else f"{type(reply).__name__}: "
     kept = {k: v for k, v in changed.state.items() if k == LEDGER}
-    told = Message(Error(CLIENT_RAISED, f"{name}{reply}"), reply_to=message)
-    return told, _with(context, {**context.state, **kept})
+    failed = Message(Error(CLIENT_RAISED, wrapped(reply)), reply_to=message)
+    return failed, _with(context, {**context.state, **kept})
 
 
 def blocks(messages: Sequence[Message], most: int, workers: int) -> list[list[Message]]:
@@ -166,9 +166,10 @@ class SimulationGrid(Grid):
     def _write_ledgers(self, folder: Path) -> None:
         accounts = {}
         for context in self.contexts.values():
-            if (books := virtual_books(context)) is not None:
-                accounts[books.account.site] = books.account, books.new
-                keep_books(context, VirtualBooks(books.account, lasting=books.lasting))
+            if (session := VirtualLedgerSession.of(context)) is not None:
+                accounts[session.account.site] = session.account, list(session.new)
+                session.new.clear()
+                session.store()
         if accounts:
             write_accounts(folder / LEDGERS, accounts)
 

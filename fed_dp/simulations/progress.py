@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.release import banner
-from fed_dp.strategies.app import spent_text
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line
+from fed_dp.experiment.plan import warning_of
+from fed_dp.runs.folder import Line
+from fed_dp.server.app import spent_text
+from fed_dp.server.observers import Silent
 
 
 class ProgressBar(Silent):
@@ -35,7 +35,7 @@ class ProgressBar(Silent):
     def started(self, experiment: Experiment, folder: Path, done: int) -> None:
         """Show the bar."""
         self._budget = experiment.privacy.budget_epsilon
-        if words := banner(experiment):
+        if words := warning_of(experiment):
             self._console.print(words, style="bold", markup=False, soft_wrap=True)
         self._bar.start()
         self._task = self._bar.add_task(experiment.name, total=experiment.rounds, completed=done, status="")

@@ -26,8 +26,8 @@ from flwr.app import ArrayRecord, Context, Error, Message
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
 from fed_dp.data import DataSet
+from fed_dp.data.options import Data
 from fed_dp.errors import ResourceError, RunError
-from fed_dp.experiment import Data
 from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_block, identify
 
 AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver

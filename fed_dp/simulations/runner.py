@@ -9,16 +9,15 @@ from typing import Any, Literal
 
 from flwr.app import Context, RecordDict
 
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Together
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.trainer import ClientBatchTrainer
 from fed_dp.experiment import Experiment, to_run_config
-from fed_dp.experiment.federation import federation, load
+from fed_dp.experiment.federation import load, make_federation
 from fed_dp.mechanisms import SecureNoise
-from fed_dp.sharing.exchange import IN_TURN
+from fed_dp.runs.folder import Line, RunFolder, new_path
+from fed_dp.server.app import RUN_FOLDER, make_server_app
+from fed_dp.server.observers import Observer
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
-from fed_dp.strategies.app import RUN_FOLDER, make_server_app
-from fed_dp.strategies.rounds import Observer
-from fed_dp.strategies.run_folder import Line, RunFolder, new_path
 
 Engine = Literal["auto", "ray", "in-process"]
 
@@ -55,7 +54,7 @@ def engine_for(engine: Engine, experiment: Experiment) -> Engine:
     """
     if engine != "auto":
         return engine
-    alone = experiment.nodes == 1 or getattr(experiment.strategy, "exchange", "parallel") in IN_TURN
+    alone = experiment.nodes == 1 or experiment.strategy.one_at_a_time
     return "in-process" if alone and not experiment.clients.gpus and not experiment.ray.address else "ray"
 
 
@@ -66,8 +65,8 @@ def check(experiment: Experiment) -> int:
     """
     if experiment.privacy.noise_source == "secure":
         SecureNoise()
-    trainer, _ = make_trainer(experiment, federation(experiment).dataset)
-    return trainer.block if isinstance(trainer, Together) else 1
+    trainer, _ = make_trainer(experiment, make_federation(experiment).dataset)
+    return trainer.clients_at_once if isinstance(trainer, ClientBatchTrainer) else 1
 
 
 def simulate(

@@ -10,11 +10,11 @@ from typing import Any
 
 from fed_dp.errors import FedDpError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
-from fed_dp.simulations.groups import grouped, spread_of
-from fed_dp.simulations.report import write_report
+from fed_dp.runs.folder import RunFolder, new_path, write_atomically
+from fed_dp.runs.groups import grouped, spread_of
+from fed_dp.runs.report import write_report
+from fed_dp.server.observers import Observer
 from fed_dp.simulations.runner import Engine, check, session, simulate
-from fed_dp.strategies.rounds import Observer
-from fed_dp.strategies.run_folder import RunFolder, new_path, write_atomically
 
 Variants = Mapping[str, Experiment]
 STUDY = "study.json"

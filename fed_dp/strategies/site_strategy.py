@@ -6,41 +6,38 @@ it does is post-processing. An upload that is not valid is refused by name and c
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fed_dp import seeds
 from fed_dp.accounting import Event, from_json
 from fed_dp.errors import EmptyRound, FedDpError, RunError, UploadRefused
-from fed_dp.experiment.release import Agreement
+from fed_dp.experiment.plan import ReleasePlan
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode, information_bound
 from fed_dp.sharing.message import Upload
 from fed_dp.sharing.update import LARGEST, SparseUpdate
+from fed_dp.strategies.failures import ABSENT, MAX_REASON, NO_REPLY, Failure, failure_of
 from fed_dp.strategies.sites import Site
 
 State = dict[str, np.ndarray]
-Place = tuple[int, int]  # client, turn
-NO_REPLY = "no reply in time"
-ABSENT = "not there when the run began"
-_LONGEST = 300  # characters of a site's reason that are kept
+Place = tuple[int, int]  # client, round
 
 
 @dataclass(slots=True)
-class Tally:
+class RoundStats:
     """What happened in one round."""
 
     asked: int = 0
     uploads: int = 0
-    failed: dict[Place, str] = field(default_factory=dict)  # why nothing of it was used
+    failed: dict[Place, Failure] = field(default_factory=dict)  # why nothing of it was used
     late: int = 0  # replies that an earlier round had given up, and that were used all the same
     repeated: int = 0  # replies to nothing that was asked, or to what was answered already
     bytes_uploaded: int = 0
@@ -53,12 +50,12 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PendingRequest:
     """A message that waits for its reply."""
 
     message: Message
     site: Site
-    turn: int
+    server_round: int
     version: int  # of the state that was sent
     copies: list[Message] = field(default_factory=list)  # by which it was asked again
 
@@ -69,8 +66,8 @@ class Question:
 
     @property
     def place(self) -> Place:
-        """Whose turn it is."""
-        return self.site.client, self.turn
+        """Whose round it is."""
+        return self.site.client, self.server_round
 
 
 class SiteStrategy(Strategy):
@@ -93,36 +90,41 @@ class SiteStrategy(Strategy):
         fraction: float = 1.0,
         quorum: int = 1,
         seed: int = 0,
-        agreements: Sequence[Agreement | None] = (),
+        plans: Sequence[ReleasePlan | None] = (),
     ) -> None:
         self.weights = weights
         self.sites = tuple(sites)
         self.fraction, self.quorum, self.seed = fraction, quorum, seed
         # Else all weigh the same.
         self.counted = all(site.records for site in self.sites if site.node and not site.refuses)
-        self.agreements = agreements or [None] * len(self.sites)
-        self.marks = [""] * len(self.sites)  # of each site's ledger, as last seen
-        self.booked: set[tuple[int, int, str]] = set()  # whose events of which turn, under which mark
-        self.noted: Callable[[str, Sequence[Event]], None] | None = None  # told of releases as they come
-        self.tally = Tally()
-        self._asked: list[Question] = []
+        self.plans = plans or [None] * len(self.sites)
+        self.ledger_heads = [""] * len(self.sites)  # of each site's ledger, as last seen
+        self.accounted: set[tuple[int, int, str]] = (
+            set()
+        )  # whose events of which round, under which ledger head
+        self.on_release: Callable[[str, Sequence[Event]], None] | None = None  # told of releases as they come
+        self.stats = RoundStats()
+        self.rounds_done = np.zeros(
+            len(self.sites), np.int64
+        )  # by each site; only where nobody waits they differ
+        self._pending: list[PendingRequest] = []
         self._whole: ArrayRecord | None = None
 
     # ----------------------------------------------------------------- what a strategy decides
 
     @abstractmethod
-    def combine(self, uploads: Sequence[tuple[Question, Upload]]) -> None:
+    def combine(self, uploads: Sequence[tuple[PendingRequest, Upload]]) -> None:
         """Change the server's state by valid uploads, which are in client order."""
 
     def waves(self, server_round: int) -> Iterable[Sequence[Site]]:
         """Yield the sites that are asked together; a wave sees what the one before uploaded."""
-        yield self.chosen(server_round)
+        yield self.sample_clients(server_round)
 
     def download(self, server_round: int, site: Site) -> tuple[ArrayRecord, int, int]:
         """Return what a site gets, how many parameters that are, and of which version of the state."""
         return self.whole(), self.weights.size, 0
 
-    def upload_size(self, turn: int) -> int:
+    def upload_size(self, server_round: int) -> int:
         """Return of how many numbers an upload is a part."""
         return self.weights.size
 
@@ -140,17 +142,17 @@ class SiteStrategy(Strategy):
 
     def state(self) -> State:
         """Return everything a resumed run needs."""
-        return {"weights": self.weights, "marks": np.array(self.marks)}
+        return {"weights": self.weights, "marks": np.array(self.ledger_heads)}
 
     def restore(self, state: State) -> None:
         """Take over the state of an earlier run."""
         self.weights = state["weights"]
         if "marks" in state:
-            self.marks = state["marks"].tolist()
+            self.ledger_heads = state["marks"].tolist()
 
     # ---------------------------------------------------------------------------- one round
 
-    def chosen(self, server_round: int) -> tuple[Site, ...]:
+    def sample_clients(self, server_round: int) -> tuple[Site, ...]:
         """Return this round's sites, drawn without replacement, in client order."""
         count = max(1, round(self.fraction * len(self.sites)))
         if count == len(self.sites):
@@ -160,7 +162,7 @@ class SiteStrategy(Strategy):
 
     def begin(self, server_round: int) -> None:
         """Begin a round."""
-        self.tally = Tally()
+        self.stats = RoundStats()
 
     def ask(self, server_round: int, sites: Iterable[Site]) -> list[Message]:
         """Return the messages that send each site its download."""
@@ -168,68 +170,73 @@ class SiteStrategy(Strategy):
         messages = []
         for site in sites:
             if not site.node:
-                self.tally.failed[site.client, server_round] = site.why or ABSENT
+                self.stats.failed[site.client, server_round] = (
+                    Failure(ABSENT.code, site.why) if site.why else ABSENT
+                )
                 continue
             content, count, version = self.download(server_round, site)
-            self.tally.asked += 1
+            self.stats.asked += 1
             if self.shares:
-                self.tally.bytes_downloaded += _bytes(content)
-                self.tally.bound_downloaded += information_bound(self.weights.size, count)
-            order = ConfigRecord({names.ROUND: server_round, names.MARK: self.marks[site.client]})
-            records = RecordDict({names.ARRAYS: content, names.CONFIG: order})
+                self.stats.bytes_downloaded += _bytes(content)
+                self.stats.bound_downloaded += information_bound(self.weights.size, count)
+            config = ConfigRecord(
+                {names.ROUND: server_round, names.LEDGER_HEAD: self.ledger_heads[site.client]}
+            )
+            records = RecordDict({names.ARRAYS: content, names.CONFIG: config})
             message = Message(records, site.node, MessageType.TRAIN, group_id=str(server_round))
-            self._asked.append(Question(message, site, server_round, version))
+            self._pending.append(PendingRequest(message, site, server_round, version))
             messages.append(message)
         return messages
 
-    def again(self, question: Question) -> Message:
+    def again(self, request: PendingRequest) -> Message:
         """Return another message that asks the same: whichever is answered first counts."""
-        first = question.message
+        first = request.message
         copy = Message(
-            first.content, question.site.node, first.metadata.message_type, group_id=first.metadata.group_id
+            first.content, request.site.node, first.metadata.message_type, group_id=first.metadata.group_id
         )
-        question.copies.append(copy)
+        request.copies.append(copy)
         return copy
 
-    def waiting(self, messages: Sequence[Message]) -> list[Question]:
-        """Return the questions that these messages ask."""
+    def waiting(self, messages: Sequence[Message]) -> list[PendingRequest]:
+        """Return the requests that these messages make."""
         wanted = {id(message) for message in messages}
-        return [question for question in self._asked if id(question.message) in wanted]
+        return [request for request in self._pending if id(request.message) in wanted]
 
-    def receive(self, replies: Iterable[Message]) -> list[Question]:
+    def receive(self, replies: Iterable[Message]) -> list[PendingRequest]:
         """Check every reply, let the valid uploads change the state; return what has been answered.
 
         A reply counts once, for the message it answers; anything else is counted and dropped.
         """
-        answered: list[Question] = []
-        waiting = {identity: question for question in self._asked for identity in question.ids}
-        valid: list[tuple[Question, Upload]] = []
+        answered: list[PendingRequest] = []
+        waiting = {identity: request for request in self._pending for identity in request.ids}
+        valid: list[tuple[PendingRequest, Upload]] = []
         for reply in replies:
             identity = reply.metadata.reply_to_message_id or "?"
-            question = waiting.get(identity)
+            request = waiting.get(identity)
             # An error about a dead node comes from the SuperLink: only the message tells whose it is.
-            if question is None or not (
-                reply.has_error() or reply.metadata.src_node_id == question.site.node
-            ):
-                self.tally.repeated += 1
+            if request is None or not (reply.has_error() or reply.metadata.src_node_id == request.site.node):
+                self.stats.repeated += 1
                 continue
-            answered.append(question)
-            for each in question.ids:
+            answered.append(request)
+            for each in request.ids:
                 waiting.pop(each, None)
+            if reply.has_error():
+                self.stats.failed[request.place] = failure_of(reply.error)
+                continue
             try:
-                valid.append((question, self._checked(question, reply)))
+                valid.append((request, self._checked(request, reply)))
             except FedDpError as error:
-                self.tally.failed[question.place] = str(error)
-        self._asked = list({id(question): question for question in waiting.values()}.values())
-        self.tally.uploads += len(valid)
+                self.stats.failed[request.place] = Failure.of(error)
+        self._pending = list({id(request): request for request in waiting.values()}.values())
+        self.stats.uploads += len(valid)
         self.combine(sorted(valid, key=lambda pair: pair[0].site.client))
         return answered
 
     def abandon(self) -> None:
         """Count every site that has not replied as failed; what it may send later is not used."""
-        for question in self._asked:
-            self.tally.failed[question.place] = NO_REPLY
-        self._asked = []
+        for request in self._pending:
+            self.stats.failed[request.place] = NO_REPLY
+        self._pending = []
 
     def finish(self, server_round: int) -> None:
         """End a round.
@@ -237,11 +244,15 @@ class SiteStrategy(Strategy):
         Raises EmptyRound when nobody uploaded: an unchanged model is never passed off as a result. So
         it does when fewer uploaded than the quorum: then nothing of the round is kept.
         """
-        if self.tally.uploads < self.quorum:
-            failed, uploads = self.tally.failed, self.tally.uploads
-            why = "".join(f"; client {client}: {reason}" for (client, _), reason in list(failed.items())[:1])
-            told = "none" if not uploads else f"only {uploads} (clients.quorum = {self.quorum})"
-            raise EmptyRound(f"round {server_round}: {told} of {uploads + len(failed)} clients uploaded{why}")
+        if self.stats.uploads < self.quorum:
+            failed, uploads = self.stats.failed, self.stats.uploads
+            why = "".join(
+                f"; client {client}: {each.reason}" for (client, _), each in list(failed.items())[:1]
+            )
+            count = "none" if not uploads else f"only {uploads} (clients.quorum = {self.quorum})"
+            raise EmptyRound(
+                f"round {server_round}: {count} of {uploads + len(failed)} clients uploaded{why}"
+            )
 
     # ------------------------------------------------------------------ Flower's four hooks
 
@@ -250,7 +261,7 @@ class SiteStrategy(Strategy):
     ) -> Iterable[Message]:
         """Ask all of a round's sites at once, as Flower's own loop does."""
         self.begin(server_round)
-        return self.ask(server_round, self.chosen(server_round))
+        return self.ask(server_round, self.sample_clients(server_round))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -259,7 +270,7 @@ class SiteStrategy(Strategy):
         self.receive(replies)
         self.abandon()
         self.finish(server_round)
-        metrics = MetricRecord({"uploads": self.tally.uploads, "failed": len(self.tally.failed)})
+        metrics = MetricRecord({"uploads": self.stats.uploads, "failed": len(self.stats.failed)})
         return ArrayRecord({names.WEIGHTS: Array(self.weights)}), metrics
 
     def configure_evaluate(
@@ -283,83 +294,75 @@ class SiteStrategy(Strategy):
             self._whole = record(self.weights)
         return self._whole
 
-    def _checked(self, question: Question, reply: Message) -> Upload:
-        if reply.has_error():
-            raise UploadRefused(reason_of(reply.error)[:_LONGEST])
-        content, site = reply.content, question.site
+    def _checked(self, request: PendingRequest, reply: Message) -> Upload:
+        content, site = reply.content, request.site
         try:
-            told = content.config_records[names.CONFIG]
-            names.check_round(told[names.ROUND], asked=question.turn)
-            mark = str(told.get(names.MARK, ""))[:_LONGEST] or self.marks[site.client]
-            self._book(question, str(told[names.EVENTS]), mark)  # the server has it: spent, good or bad
-            self.marks[site.client] = mark
+            metadata = content.config_records[names.CONFIG]
+            names.check_round(metadata[names.ROUND], asked=request.server_round)
+            head = str(metadata.get(names.LEDGER_HEAD, ""))[:MAX_REASON] or self.ledger_heads[site.client]
+            self._account_for(
+                request, str(metadata[names.EVENTS]), head
+            )  # the server has it: spent, good or bad
+            self.ledger_heads[site.client] = head
             array = content.array_records[names.ARRAYS][names.CHANGE]
             records = content.metric_records[names.METRICS][names.RECORDS]
         except KeyError as error:
             raise UploadRefused(f"not an upload: it has no {error}") from None
         most, bound = self.allowed(site)
-        size = self.upload_size(question.turn)
+        size = self.upload_size(request.server_round)
         update = decode(array.data, size=size, most=min(most, size) if self.sparse else size, bound=bound)
         if len(update) < update.size and not self.sparse:
             raise UploadRefused(f"too few: {len(update)} coordinates, all {update.size} are expected")
-        told_records = names.check_records(records, announced=site.records)
-        upload = Upload(update, told_records if self.counted else 1)
-        self.tally.devices.add(str(told.get(names.DEVICE, "unknown"))[:_LONGEST])
+        stated_records = names.check_records(records, announced=site.records)
+        upload = Upload(update, stated_records if self.counted else 1)
+        self.stats.devices.add(str(metadata.get(names.DEVICE, "unknown"))[:MAX_REASON])
         if self.shares:
-            self.tally.bytes_uploaded += _bytes(content.array_records[names.ARRAYS])
-            self.tally.bound_uploaded += information_bound(update.size, len(update), self.value_bytes)
+            self.stats.bytes_uploaded += _bytes(content.array_records[names.ARRAYS])
+            self.stats.bound_uploaded += information_bound(update.size, len(update), self.value_bytes)
         return upload
 
-    def _book(self, question: Question, text: str, mark: str) -> None:
+    def _account_for(self, request: PendingRequest, text: str, head: str) -> None:
         """Put what an upload tells it released into the total, once.
 
-        The same upload comes with the same mark. One of the same turn with another mark is another release:
-        the site was asked twice, from other weights. What is told of stages is told in every later turn, too.
+        The same upload comes with the same ledger head. One of the same round with another head is another
+        release: the site was asked twice, from other weights. Events of stages come in every later round, too.
         """
         events = from_json(text)
-        agreed, client = self.agreements[question.site.client], question.site.client
-        if agreed is not None and agreed.stages:
-            self._check_stages(question, events, agreed)
-        elif len(events) != (agreed is not None):
+        plan, client = self.plans[request.site.client], request.site.client
+        if plan is not None and plan.stages:
+            self._check_stages(request, events, plan)
+        elif len(events) != (plan is not None):
             raise UploadRefused(f"{len(events)} events: a private upload has one, another has none")
         for event in events:
-            once = agreed is not None and agreed.stages
-            if event.client != client or not (event.round == question.turn or once):
+            once = plan is not None and plan.stages
+            if event.client != client or not (event.round == request.server_round or once):
                 raise UploadRefused(
                     f"an event of client {event.client}, round {event.round} in the upload of client "
-                    f"{client}, round {question.turn}"
+                    f"{client}, round {request.server_round}"
                 )
-            if agreed is not None and event != (own := agreed.event(turn=event.round, client=client)):
+            if plan is not None and event != (own := plan.event(server_round=event.round, client=client)):
                 raise UploadRefused(
-                    f"it released {event.release} ({event.guarantee}, {event.noise_source}), agreed was "
+                    f"it released {event.release} ({event.guarantee}, {event.noise_source}), planned was "
                     f"{own.release} ({own.guarantee}, {own.noise_source})"
                 )
-        which = "" if agreed is not None and agreed.stages else mark
-        new = [event for event in events if (client, event.round, which) not in self.booked]
-        self.booked |= {(client, event.round, which) for event in new}
-        self.tally.events += new
-        if new and self.noted is not None:
-            self.noted(which, new)
+        which = "" if plan is not None and plan.stages else head
+        new = [event for event in events if (client, event.round, which) not in self.accounted]
+        self.accounted |= {(client, event.round, which) for event in new}
+        self.stats.events += new
+        if new and self.on_release is not None:
+            self.on_release(which, new)
 
-    def _check_stages(self, question: Question, events: Sequence[Event], agreed: Agreement) -> None:
-        """Hold a site to telling stages it has released up to now, each once, and its turn's among them."""
+    def _check_stages(self, request: PendingRequest, events: Sequence[Event], plan: ReleasePlan) -> None:
+        """Hold a site to telling stages it has released up to now, each once, and its round's among them."""
         rounds = [event.round for event in events]
-        if any(not 0 < turn <= question.turn for turn in rounds) or len(set(rounds)) < len(rounds):
-            raise UploadRefused(f"events of rounds {rounds}, asked in round {question.turn}")
-        if agreed.stage(question.turn) not in {agreed.stage(turn) for turn in rounds}:
+        if any(not 0 < server_round <= request.server_round for server_round in rounds) or len(
+            set(rounds)
+        ) < len(rounds):
+            raise UploadRefused(f"events of rounds {rounds}, asked in round {request.server_round}")
+        if plan.stage(request.server_round) not in {plan.stage(server_round) for server_round in rounds}:
             raise UploadRefused(
-                f"no event of stage {agreed.stage(question.turn)}: what the upload rests on was not released"
+                f"no event of stage {plan.stage(request.server_round)}: what the upload rests on was not released"
             )
-
-
-def reason_of(error: Error) -> str:
-    """Return why a site sent an error; Flower wraps what an app raised as <class 'x'>:<'why'>."""
-    reason = error.reason or f"error code {error.code}"
-    wrapped = re.fullmatch(r"<class '(.*?)'>:<'(.*)'>", reason, re.DOTALL)
-    if wrapped is None:
-        return reason
-    kind, why = wrapped.groups()
-    return why if kind.startswith("fed_dp.") else f"{kind.rpartition('.')[2]}: {why}"
 
 
 def record(download: Vector | SparseUpdate) -> ArrayRecord:

@@ -50,7 +50,7 @@ def test_charges_are_there_for_whoever_opens_the_file_next(ledger: Ledger) -> No
     assert account.spent == pytest.approx(1.5, rel=1e-4)
     assert [entry.event for entry in entries] == [event(turn) for turn in (1, 2, 3)]
     assert entries[0].when[:2] == "20"
-    assert account.mark.startswith("3:")
+    assert account.ledger_head.startswith("3:")
     assert ledger.sites() == ["ward 7"]
 
 
@@ -206,7 +206,7 @@ def test_an_impossible_budget_is_refused(budget: tuple[float, float], tmp_path: 
 def test_an_older_copy_is_found_by_what_the_server_has_seen(ledger: Ledger, tmp_path: Path) -> None:
     ledger.charge(event(1))
     shutil.copy(ledger.path, tmp_path / "older")
-    seen = ledger.charge(event(2)).mark
+    seen = ledger.charge(event(2)).ledger_head
     shutil.copy(tmp_path / "older", ledger.path)
     ledger.read()  # by itself it looks whole
     for use in (
@@ -222,7 +222,7 @@ def test_an_older_copy_is_found_by_what_the_server_has_seen(ledger: Ledger, tmp_
 
 
 def test_what_the_server_saw_earlier_is_still_in_the_chain(ledger: Ledger) -> None:
-    first = ledger.charge(event(1)).mark
+    first = ledger.charge(event(1)).ledger_head
     ledger.charge(event(2))
     assert ledger.charge(event(3), known=first).number == 3
     for nonsense in ("x", "99999999999999999999:a", "-1:b", ":"):

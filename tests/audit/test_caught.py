@@ -17,12 +17,14 @@ from opacus.optimizers import DPOptimizer
 from opacus.optimizers import optimizer as of_opacus
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 
+from fed_dp.accounting import composition
 from fed_dp.audit import mechanisms
 from fed_dp.audit.finding import Finding
 from fed_dp.audit.mechanisms import audit_mechanism
-from fed_dp.audit.psgd import PATHS, audit_path
-from fed_dp.clients import psgd, psgd_together
-from fed_dp.experiment import release
+from fed_dp.audit.psgd import audit_path
+from fed_dp.clients.psgd import PATHS
+from fed_dp.clients.psgd import batch as psgd_batch
+from fed_dp.clients.psgd import trainer as psgd
 from fed_dp.mechanisms import SecureNoise
 from tests.mechanisms.privacy_loss import mutant
 
@@ -57,7 +59,7 @@ USED: dict[str, tuple[tuple[str, str], ...]] = {
     "sparse_vector": (("fed_dp.audit.mechanisms", "sparse_vector"),),
     "statistics": tuple(
         ("fed_dp.audit.mechanisms", name)
-        for name in ("HeadStatistics", "MapMoments", "PatchMoments", "ClassSums", "Amount", "release")
+        for name in ("HeadStatistics", "MapMoments", "PatchMoments", "ClassSums", "NoiseSpec", "release")
     ),
     "svm": (("fed_dp.audit.mechanisms", "perturbed"), ("fed_dp.audit.mechanisms", "solve")),
 }
@@ -165,22 +167,22 @@ def everybody_is_drawn(patch: Patch) -> None:
 
 
 def one_round_is_calibrated(patch: Patch) -> None:
-    original = release.noise_multiplier
+    original = composition.noise_multiplier
 
     def for_one(*, steps: int, **more: Any) -> float:
         return original(steps=steps // 5, **more)
 
-    patch.setattr(release, "noise_multiplier", for_one)
+    patch.setattr(composition, "noise_multiplier", for_one)
 
 
 def half_of_the_batches_noise(patch: Patch) -> None:
-    change(patch, psgd_together, "psgd_together", ("normal_(0, deviation,", "normal_(0, deviation / 2,"))
-    patch.setattr(psgd, "psgd_together", psgd_together.psgd_together)
+    change(patch, psgd_batch, "train_batch", ("normal_(0, deviation,", "normal_(0, deviation / 2,"))
+    patch.setattr(psgd, "train_batch", psgd_batch.train_batch)
 
 
 def batches_clip_at_twice(patch: Patch) -> None:
-    change(patch, psgd_together, "psgd_together", ("(config.clip / (norms", "(2 * config.clip / (norms"))
-    patch.setattr(psgd, "psgd_together", psgd_together.psgd_together)
+    change(patch, psgd_batch, "train_batch", ("(config.clip / (norms", "(2 * config.clip / (norms"))
+    patch.setattr(psgd, "train_batch", psgd_batch.train_batch)
 
 
 def exact_clips_at_twice(patch: Patch) -> None:

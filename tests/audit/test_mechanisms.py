@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from scipy.stats import laplace as laplace_distribution
 
-from fed_dp.accounting import GUARANTEES, Event, from_json, spent
+from fed_dp.accounting import Event, from_json, guarantees, spent
 from fed_dp.audit import exact
 from fed_dp.audit.exact import loss
-from fed_dp.audit.finding import NOT_REFUTED, NOTHING_STATED, REFUTED, Finding, Said, row_text
+from fed_dp.audit.finding import NOT_REFUTED, NOTHING_STATED, REFUTED, Finding, StatedGuarantee, row_text
 from fed_dp.audit.mechanisms import MECHANISMS, audit_mechanism
 from fed_dp.audit.releases import EXACT, audit_releases
 from fed_dp.errors import ConfigError, PrivacyError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import load
-from fed_dp.experiment.release import agreement
+from fed_dp.experiment.plan import release_plan
 from fed_dp.mechanisms import Noise
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import RunFolder
 from tests.conftest import private_selection, small
 
 REFUTABLE = ("sparse_vector_as_printed", "svm_as_printed")
@@ -39,10 +39,10 @@ def test_what_is_proved_is_not_refuted_and_what_is_not_is(name: str, epsilon: fl
         assert found.refuted == (name in REFUTABLE)
         assert found.confidence == 1
         if name not in REFUTABLE:
-            assert found.said.stated == "proved"
+            assert found.guarantee.stated == "proved"
             assert found.bound > (0.45 if name in GENEROUS else 0.95) * epsilon  # no generous audit
         else:
-            assert found.said.stated == "refuted"
+            assert found.guarantee.stated == "refuted"
             assert found.bound > 2 * epsilon
 
 
@@ -73,7 +73,7 @@ def test_wrong_names_and_numbers_are_one_line() -> None:
 
 
 def test_a_finding_never_says_verified() -> None:
-    said = Said("proved", "record", "replace one")
+    said = StatedGuarantee("proved", "record", "replace one")
     good = Finding("x", said, claim=1.0, delta=0.0, bound=0.2, confidence=0.95, attack="a", trials=10, seed=1)
     bad = Finding("x", said, claim=1.0, delta=0.0, bound=1.2, confidence=1.0, attack="a")
     none = Finding("x", said, claim=math.inf, delta=0.0, bound=1.2, confidence=1.0, attack="a")
@@ -138,7 +138,7 @@ def ran(experiment: Experiment, tmp_path: Path) -> tuple[dict[str, Any], list[Ev
 
 @pytest.mark.parametrize("name", EXACT)
 def test_the_releases_of_a_run_are_audited_together(name: str, tmp_path: Path) -> None:
-    assert name in GUARANTEES
+    assert name in guarantees()
     experiment = EXPERIMENTS[name]()
     cost, events = ran(experiment, tmp_path)
     found = audit_releases(experiment, cost, events, size=650, data=load(small().data))
@@ -224,9 +224,9 @@ def test_the_loss_of_finding_never_exceeds_its_proof(split: str, share: float, e
             "privacy": {"budget_epsilon": epsilon},
         }
     )  # fmt: skip
-    agreed = agreement(experiment, client=0, size=2410)
+    agreed = release_plan(experiment, client=0, size=2410)
     assert agreed is not None
-    events = [agreed.event(turn=turn, client=0) for turn in range(1, 11)]
+    events = [agreed.event(server_round=turn, client=0) for turn in range(1, 11)]
     cost = {"epsilon_total": epsilon, "epsilon_pure": epsilon, "delta": 0.0, "sites_per_record": 1}
     found = audit_releases(experiment, cost, events, size=2410, data=load(small().data))
     assert found is not None
@@ -243,7 +243,7 @@ def test_an_integral_of_what_is_known() -> None:
 
 
 def test_a_bound_at_another_delta_says_what_is_stated_there() -> None:
-    said = Said("proved", "participant", "replace one")
+    said = StatedGuarantee("proved", "participant", "replace one")
     found = Finding("x", said, claim=2.7, delta=0.0, bound=2.6, confidence=1.0, attack="a").tables()
     assert row_text(found, delta=1e-5) == "≥ 2.600 of 2.700 at δ = 0 (exact)"
     assert row_text(found, delta=0.0) == "≥ 2.600 (exact)"

@@ -10,10 +10,11 @@ import pytest
 from fed_dp.audit.one_run import _canaries, audit_run
 from fed_dp.audit.psgd import PATHS
 from fed_dp.audit.trainers import audit_trainer, known_trainers, prepare
-from fed_dp.clients import psgd, psgd_together
+from fed_dp.clients.psgd import Psgd
+from fed_dp.clients.psgd import batch as psgd_batch
+from fed_dp.clients.psgd import trainer as psgd
 from fed_dp.errors import ConfigError
-from fed_dp.experiment import Psgd
-from fed_dp.experiment.federation import adopt, federation, load
+from fed_dp.experiment.federation import adopt, load, make_federation
 from tests.conftest import private_selection, small, some
 from tests.mechanisms.privacy_loss import mutant
 
@@ -31,7 +32,7 @@ BROKEN = [
 @pytest.mark.parametrize(("name", "variant", "options"), BROKEN)
 def test_the_papers_broken_forms_are_refuted(name: str, variant: str, options: dict[str, float]) -> None:
     found = audit_trainer(name, variant=variant, **options)  # type: ignore[arg-type]
-    assert found.said.stated == "refuted"
+    assert found.guarantee.stated == "refuted"
     assert found.refuted, found.lines()
 
 
@@ -39,7 +40,7 @@ def test_the_papers_broken_forms_are_refuted(name: str, variant: str, options: d
 @pytest.mark.parametrize("name", known_trainers())
 def test_the_proved_forms_stay_below_what_is_stated(name: str) -> None:
     found = audit_trainer(name, trials=60)
-    assert found.said.stated == "proved"
+    assert found.guarantee.stated == "proved"
     assert found.bound <= found.claim
 
 
@@ -82,7 +83,7 @@ def test_two_worlds_differ_in_what_the_guarantee_protects() -> None:
 
 
 def test_wrong_names_are_one_line() -> None:
-    with pytest.raises(ConfigError, match="known: psgd"):
+    with pytest.raises(ConfigError, match="known: adlm"):
         audit_trainer("sgd")
     with pytest.raises(ConfigError, match="has proved"):
         audit_trainer("psgd", variant="paper")
@@ -129,8 +130,8 @@ def test_random_canaries_and_cosines_bound_what_psgd_loses_in_a_federated_run() 
 
 @pytest.mark.statistical
 def test_one_run_catches_psgd_that_hardly_adds_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    weakened = mutant(psgd_together, ("normal_(0, deviation,", "normal_(0, deviation / 50,"))
-    monkeypatch.setattr(psgd, "psgd_together", weakened.psgd_together)
+    weakened = mutant(psgd_batch, ("normal_(0, deviation,", "normal_(0, deviation / 50,"))
+    monkeypatch.setattr(psgd, "train_batch", weakened.train_batch)
     stated = {"budget_epsilon": 1.0, "delta": 1e-5}
     found = audit_run(small("psgd", **{**LINEAR, "privacy": stated}), canaries=600, attack="gradient")
     assert found.refuted, found.lines()
@@ -145,29 +146,29 @@ def test_coins_move_no_other_record() -> None:
     """Neighbours differ in one record of one site: all others stay where they were dealt out."""
     experiment = small()
     whole = load(experiment.data)
-    before = federation(experiment).parts
+    before = make_federation(experiment).parts
     out = np.array([before[1][3], before[2][0]])
     adopt(experiment.data, whole, without=out)
     try:
-        after = federation(experiment).parts
+        after = make_federation(experiment).parts
     finally:
         adopt(experiment.data, whole)
     for one, two in zip(before, after, strict=True):
         assert np.setdiff1d(one, out).tolist() == two.tolist()
-    assert [part.tolist() for part in federation(experiment).parts] == [part.tolist() for part in before]
+    assert [part.tolist() for part in make_federation(experiment).parts] == [part.tolist() for part in before]
 
 
 def test_one_run_keeps_to_records_that_sites_hold_and_to_the_stated_neighbours() -> None:
     private = small(data={"public_records": 900})
     found = _canaries(private, load(private.data), 100, 1, "add/remove one")
     assert found.other is None
-    assert set(found.rows) <= set(np.concatenate(federation(private).parts))
+    assert set(found.rows) <= set(np.concatenate(make_federation(private).parts))
     both = _canaries(private, load(private.data), 100, 1, "replace one")
     assert both.other is not None
     assert (both.other != both.label).all()
     assert (both.label != load(private.data).train.y[both.rows]).all()
     by_label = audit_run(private_selection("random_mask"), canaries=100)
-    assert by_label.said.neighbours == "replace one"
+    assert by_label.guarantee.neighbours == "replace one"
     assert by_label.bound <= by_label.claim
     overlapping = small("psgd", data={"partition": {"name": "fraction", "fraction": 0.5}})
     assert audit_run(overlapping, canaries=50).claim > 4.0  # a record at several sites pays at each

@@ -9,6 +9,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fed_dp.clients import app as client_app
+from fed_dp.clients import workplace
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.start import starting_weights
 from fed_dp.sharing import message as names
@@ -30,8 +31,8 @@ class Deployed:
 
     def answer(self, turn: int = 1, *, fill: float = 0.0, known: str = "", part: bool = False) -> Message:
         """Train from the first weights, plus `fill`, or from a part; `known` is the mark last seen."""
-        place = client_app._at_work(Context(RUN_ID, 1, self.node, RecordDict(), self.config))[0]
-        config = ConfigRecord({names.ROUND: turn, names.MARK: known})
+        place = workplace.workplace_of(Context(RUN_ID, 1, self.node, RecordDict(), self.config))[0]
+        config = ConfigRecord({names.ROUND: turn, names.LEDGER_HEAD: known})
         weights = starting_weights(place.experiment, place.federation) + np.float32(fill)
         download = SparseUpdate(np.arange(2), weights[:2], weights.size) if part else weights
         content = RecordDict({names.ARRAYS: record(download), names.CONFIG: config})

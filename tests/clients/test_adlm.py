@@ -8,21 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dp.clients.adlm import RELEVANCE, AdlmTrainer
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Site
+from fed_dp.clients.adlm.trainer import RELEVANCE, AdlmTrainer
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.experiment import build
-from fed_dp.experiment.federation import federation
+from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms.functional import first_layer_sensitivity, head_sensitivity, relevance_sensitivity
 from fed_dp.models import Vector
-from fed_dp.models import build as network
 from fed_dp.models.paper import AdlmCnn, to_unit_interval
+from tests.networks import network
 
 EPOCHS: dict[str, dict[str, int]] = {"adlm": {"relevance_epochs": 1}, "ilm": {}}
 
 
-def ready(trainer: str = "adlm", variant: str = "paper") -> tuple[AdlmTrainer, Vector, Site]:
+def ready(trainer: str = "adlm", variant: str = "paper") -> tuple[AdlmTrainer, Vector, ClientData]:
     given = build(
         {
             "clients": {"count": 4},
@@ -31,14 +31,14 @@ def ready(trainer: str = "adlm", variant: str = "paper") -> tuple[AdlmTrainer, V
             "privacy": {"budget_epsilon": 3.0, "variant": variant},
         }
     )
-    members = federation(given)
+    members = make_federation(given)
     made, _ = make_trainer(given, members.dataset)
     assert isinstance(made, AdlmTrainer)
-    return made, starting_weights(given, members), Site(*members.client(0), 0, 1, given.seed)
+    return made, starting_weights(given, members), ClientData(*members.client(0), 0, 1, given.seed)
 
 
 def noisy(
-    trainer: AdlmTrainer, site: Site, beta: np.ndarray | None = None
+    trainer: AdlmTrainer, site: ClientData, beta: np.ndarray | None = None
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """The noise of the bias, of the inputs, and of the labels' coefficients."""
     inputs = to_unit_interval(torch.from_numpy(site.x))
@@ -49,7 +49,7 @@ def noisy(
 
 
 def test_the_papers_networks_and_numbers() -> None:
-    mnist, cifar = network("adlm-cnn", (1, 28, 28), 10), network("adlm-cnn", (3, 32, 32), 10)
+    mnist, cifar = network("adlm-cnn", (1, 28, 28), 10).build(), network("adlm-cnn", (3, 32, 32), 10).build()
     assert isinstance(mnist, AdlmCnn)
     assert isinstance(cifar, AdlmCnn)
     shapes = [
@@ -86,7 +86,7 @@ def test_inputs_get_noise_by_their_share_of_epsilon() -> None:
 def test_noise_is_drawn_once_for_a_site() -> None:
     trainer, _, site = ready()
     first = noisy(trainer, site)[1]
-    assert np.array_equal(first, noisy(trainer, replace(site, round=7))[1])
+    assert np.array_equal(first, noisy(trainer, replace(site, server_round=7))[1])
     assert not np.array_equal(first, noisy(trainer, replace(site, client=1))[1])
     assert len(np.unique(first[:, 0])) == len(first)  # of every record its own
 
@@ -105,6 +105,6 @@ def test_relevance_is_kept_at_the_site_and_never_sent() -> None:
     assert beta.shape == (64,)
     assert beta.mean() == pytest.approx(1)
     assert (beta > 0).all()
-    again = trainer.fit(weights, replace(site, round=2), fit.state)
+    again = trainer.fit(weights, replace(site, server_round=2), fit.state)
     assert again.state[RELEVANCE] == fit.state[RELEVANCE]
     assert RELEVANCE not in ready("ilm")[0].fit(weights, site, {}).state

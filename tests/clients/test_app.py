@@ -10,10 +10,10 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 
 from fed_dp.clients import app as client_app
-from fed_dp.clients import memory
+from fed_dp.clients import memory, workplace
 from fed_dp.clients.trainer import Fit
 from fed_dp.experiment import Experiment, to_run_config
-from fed_dp.experiment.federation import federation
+from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
@@ -21,6 +21,7 @@ from fed_dp.sharing.codec import decode, encode
 from fed_dp.sharing.update import LARGEST, SparseUpdate
 from fed_dp.simulations.grid import InProcessGrid
 from tests.conftest import small
+from tests.networks import network
 
 CLIENTS = 4
 
@@ -30,8 +31,8 @@ def grid(experiment: Experiment) -> InProcessGrid:
 
 
 def start(experiment: Experiment) -> np.ndarray:
-    data = federation(experiment).dataset
-    return initial_weights(experiment.model.name, data.shape, data.classes, seed=1)
+    data = make_federation(experiment).dataset
+    return initial_weights(experiment.network(data.shape, data.classes), seed=1)
 
 
 def train(nodes: InProcessGrid, weights: np.ndarray | bytes, node: int = 1, turn: int = 1) -> Message:
@@ -63,12 +64,14 @@ def test_a_private_message_depends_on_the_records_through_the_change_alone(
     replies = []
     for shift in (0, 1):
         nodes = grid(experiment)
-        original = client_app.Site
+        original = client_app.ClientData
         monkeypatch.setattr(
-            client_app, "Site", lambda x, y, *rest, s=shift, site=original: site(x, np.roll(y, s), *rest)
+            client_app,
+            "ClientData",
+            lambda x, y, *rest, s=shift, site=original: site(x, np.roll(y, s), *rest),
         )
         replies.append(train(nodes, start(experiment)).content)
-        monkeypatch.setattr(client_app, "Site", original)
+        monkeypatch.setattr(client_app, "ClientData", original)
     one, other = replies
     assert one.array_records != other.array_records
     assert one.metric_records == other.metric_records
@@ -116,7 +119,7 @@ def test_an_unexpected_error_of_a_private_trainer_is_told_by_its_kind_alone(
         def fail(*_: Any) -> Any:
             raise ValueError("secret 42")
 
-        place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
+        place = workplace.read_workplace(tuple(sorted(to_run_config(experiment).items())))
         monkeypatch.setattr(type(place.trainer), "fit", fail)
         reason = train(nodes, start(experiment)).error.reason or ""
         assert told in reason
@@ -165,7 +168,7 @@ def test_clients_may_share_different_fractions() -> None:
 def test_a_site_that_downloads_a_part_goes_on_from_its_own_parameters() -> None:
     experiment = dssgd(download_fraction=0.5, upload_fraction=1.0)
     nodes, size = grid(experiment), start(experiment).size
-    begin = initial_weights("small-mlp", (1, 8, 8), 10, seed=experiment.seed)
+    begin = initial_weights(network("small-mlp", (1, 8, 8), 10), seed=experiment.seed)
     nothing = encode(SparseUpdate(np.empty(0, np.int64), np.empty(0, np.float32), size))
     first = change(train(nodes, nothing), size).values
     twice = change(train(nodes, nothing, turn=2), size).values
@@ -192,7 +195,7 @@ def test_float16_halves_the_values_on_the_wire() -> None:
 
 def test_a_change_that_is_not_finite_is_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     for experiment in (small(), dssgd(), dssgd(selection="random_with_threshold")):
-        place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
+        place = workplace.read_workplace(tuple(sorted(to_run_config(experiment).items())))
         start = starting_weights(place.experiment, place.federation)
         broken = np.zeros(place.size, np.float32)
         broken[5] = np.nan

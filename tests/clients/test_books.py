@@ -12,14 +12,17 @@ from flwr.app import Context, Message, MessageType, RecordDict
 
 from fed_dp.accounting import Account, Budget, Gaussian, Ledger, SparseVector, from_json
 from fed_dp.clients import app as client_app
-from fed_dp.clients import participant
+from fed_dp.clients import workplace
+from fed_dp.clients.ledger_session import VirtualLedgerSession
 from fed_dp.clients.trainer import Fit
 from fed_dp.errors import BudgetExceeded, DataError, LedgerFault, PrivacyError
 from fed_dp.experiment import Experiment, build, to_run_config
-from fed_dp.experiment.release import agreement
+from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.start import starting_weights
 from fed_dp.sharing import message as names
+from fed_dp.sharing.private_selection import RandomMask, SparseVectorSelector
 from fed_dp.simulations.grid import RUN_ID, InProcessGrid
+from fed_dp.strategies.dssgd import Dssgd
 from tests.clients.deployed import Deployed
 from tests.clients.test_app import change, grid, start, train
 from tests.conftest import private_selection, small
@@ -47,7 +50,7 @@ def test_a_deployed_site_charges_its_ledger_and_tells_its_mark(selection: str, l
     replies = [site.answer(turn) for turn in (1, 2)]
     account, entries = ledger.read()
     told = replies[-1].content.config_records[names.CONFIG]
-    assert told[names.MARK] == account.mark
+    assert told[names.LEDGER_HEAD] == account.ledger_head
     assert [entry.event for entry in entries] == [
         event
         for r in replies
@@ -60,7 +63,7 @@ def test_a_deployed_site_charges_its_ledger_and_tells_its_mark(selection: str, l
 def test_the_same_question_gets_the_same_bytes_and_costs_once(ledger: Ledger) -> None:
     site = Deployed(secure(), ledger.path)
     first = site.answer()
-    again = Deployed(secure(), ledger.path).answer(known=ledger.read()[0].mark)  # after a restart
+    again = Deployed(secure(), ledger.path).answer(known=ledger.read()[0].ledger_head)  # after a restart
     assert sent(again) == sent(first)
     assert again.content.metric_records == first.content.metric_records
     assert again.content.config_records == first.content.config_records
@@ -109,7 +112,7 @@ def test_a_site_whose_budget_is_spent_sends_nothing_more(tmp_path: Path) -> None
 def test_an_older_ledger_is_refused_by_what_the_server_has_seen(ledger: Ledger, tmp_path: Path) -> None:
     site = Deployed(secure(), ledger.path)
     shutil.copy(ledger.path, tmp_path / "older")
-    mark = str(site.answer(1).content.config_records[names.CONFIG][names.MARK])
+    mark = str(site.answer(1).content.config_records[names.CONFIG][names.LEDGER_HEAD])
     shutil.copy(tmp_path / "older", ledger.path)
     with pytest.raises(LedgerFault, match="rolled back"):
         site.answer(2, known=mark)
@@ -118,7 +121,7 @@ def test_an_older_ledger_is_refused_by_what_the_server_has_seen(ledger: Ledger, 
 
 def test_a_site_that_fails_after_the_charge_has_paid(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     site = Deployed(secure(), ledger.path)
-    monkeypatch.setattr("fed_dp.clients.participant.encode", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fed_dp.clients.update_exchange.encode", lambda *_, **__: 1 / 0)
     with pytest.raises(PrivacyError, match=r"training failed \(ZeroDivisionError\); nothing was sent"):
         site.answer(1)
     assert ledger.read()[0].number == 1
@@ -184,14 +187,14 @@ def test_the_noise_that_is_used_is_the_noise_that_is_charged(selection: str, var
 def test_less_noise_than_charged_is_seen(
     selection: str, variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vector, mask = participant.SparseVectorSelector, participant.RandomMask
-    monkeypatch.setattr(participant, "_selector", lambda *_: weakened(vector, mask, selection, variant))
+    vector, mask = SparseVectorSelector, RandomMask
+    monkeypatch.setattr(Dssgd, "selector", lambda *_, **__: weakened(vector, mask, selection, variant))
     used, charged = used_and_charged(selection, variant)
     assert used < 0.9 * charged
 
 
 def weakened(vector: Any, mask: Any, selection: str, variant: str) -> Any:
-    agreed = agreement(private_selection(selection, variant=variant), client=0, size=2410)
+    agreed = release_plan(private_selection(selection, variant=variant), client=0, size=2410)
     assert agreed is not None
     if isinstance(agreed.release, SparseVector):
         return vector(agreed.release.count, 0.01, 0.001, 2 * agreed.release.epsilon, variant)
@@ -212,7 +215,7 @@ def test_a_selective_training_that_diverges_is_not_told_from_others_either(selec
 
 
 def account(nodes: InProcessGrid, node: int = 1) -> Account:
-    books = client_app.virtual_books(nodes.contexts[node])
+    books = VirtualLedgerSession.of(nodes.contexts[node])
     assert books is not None
     return books.account
 
@@ -224,7 +227,7 @@ def test_a_virtual_client_charges_too_and_what_it_charged_before_a_failure_stays
     nodes = grid(experiment)
     train(nodes, start(experiment))
     assert account(nodes).number == 1
-    monkeypatch.setattr("fed_dp.clients.participant.encode", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("fed_dp.clients.update_exchange.encode", lambda *_, **__: 1 / 0)
     assert "training failed" in (train(nodes, start(experiment), turn=2).error.reason or "")
     assert account(nodes).number == 2
     reason = train(nodes, start(experiment), turn=3).error.reason or ""
@@ -256,12 +259,14 @@ def test_a_private_selection_tells_of_the_records_through_the_change_alone(
     experiment = private_selection(selection, privacy=budget)
     replies = []
     for shift in (0, 1):
-        original = client_app.Site
+        original = client_app.ClientData
         monkeypatch.setattr(
-            client_app, "Site", lambda x, y, *rest, s=shift, site=original: site(x, np.roll(y, s), *rest)
+            client_app,
+            "ClientData",
+            lambda x, y, *rest, s=shift, site=original: site(x, np.roll(y, s), *rest),
         )
         replies.append(train(grid(experiment), start(experiment)).content)
-        monkeypatch.setattr(client_app, "Site", original)
+        monkeypatch.setattr(client_app, "ClientData", original)
     one, other = replies
     assert set(one.metric_records[names.METRICS]) == {names.RECORDS}  # no loss
     assert one.metric_records == other.metric_records
@@ -274,7 +279,7 @@ def test_a_training_that_diverged_is_not_told_from_others(
     selection: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     experiment = private_selection(selection)
-    place = client_app._workplace(tuple(sorted(to_run_config(experiment).items())))
+    place = workplace.read_workplace(tuple(sorted(to_run_config(experiment).items())))
     for broken in (np.nan, np.inf, -np.inf):
         start = starting_weights(place.experiment, place.federation)
         diverged = np.full(place.size, broken, np.float32)

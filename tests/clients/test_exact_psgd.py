@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dp.clients import psgd
-from fed_dp.clients.psgd import ExactOptimizer, PsgdTrainer, drawn
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Site
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.psgd import trainer as psgd
+from fed_dp.clients.psgd.trainer import ExactOptimizer, PsgdTrainer, drawn
+from fed_dp.clients.trainer import ClientData
 from fed_dp.data.dataset import DataSet, Records, identity
-from fed_dp.experiment.federation import federation
+from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.mechanisms.noise import grid
@@ -25,7 +25,7 @@ CLIP = 1.0
 
 def secure(
     inputs: int = 0, classes: int = 2, records: int = 300, **trainer: Any
-) -> tuple[PsgdTrainer, Site, np.ndarray]:
+) -> tuple[PsgdTrainer, ClientData, np.ndarray]:
     """A trainer on digits, or, with a number of inputs, on random records."""
     experiment = small(
         "psgd",
@@ -33,21 +33,21 @@ def secure(
         trainer={"name": "psgd", "sample_rate": 0.25, "clip": CLIP, "learning_rate": 1.0, **trainer},
         privacy={"budget_epsilon": 4.0, "delta": 1e-5, "noise_source": "secure"},
     )
-    members = federation(experiment)
+    members = make_federation(experiment)
     if inputs:
         rng = np.random.default_rng(inputs)
         x, y = rng.normal(size=(records, inputs)).astype(np.float32), rng.integers(0, classes, records)
         part = Records(x, y)
         made, _ = make_trainer(experiment, DataSet("random", part, part, classes, *identity()))
         assert isinstance(made, PsgdTrainer)
-        return made, Site(x, y, 0, 1, experiment.seed), np.zeros(made._net.size, np.float32)
+        return made, ClientData(x, y, 0, 1, experiment.seed), np.zeros(made._net.size, np.float32)
     made, _ = make_trainer(experiment, members.dataset)
     assert isinstance(made, PsgdTrainer)
     x, y = members.client(0)
-    return made, Site(x, y, 0, 1, experiment.seed), starting_weights(experiment, members)
+    return made, ClientData(x, y, 0, 1, experiment.seed), starting_weights(experiment, members)
 
 
-def sums(made: PsgdTrainer, site: Site, rows: np.ndarray) -> np.ndarray:
+def sums(made: PsgdTrainer, site: ClientData, rows: np.ndarray) -> np.ndarray:
     """The exact sum, in whole multiples, of the gradients of the sampled records."""
     seen: list[np.ndarray] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -68,7 +68,7 @@ def most_moved() -> float:
     worst = 0.0
     for inputs, classes in ((0, 10), (13, 2), (101, 3)):  # in batches, the last two round by place
         made, site, _ = secure(inputs, classes)
-        site = Site(30 * site.x, site.y, 0, 1, site.seed)  # gradients far beyond the clip
+        site = ClientData(30 * site.x, site.y, 0, 1, site.seed)  # gradients far beyond the clip
         step = grid(made._release.noise_multiplier * CLIP)
         rows = np.arange(200)
         whole = sums(made, site, rows)
@@ -163,5 +163,5 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_nothing() -> None:
     made, site, _ = secure()
     x = site.x.copy()
     x[0] = np.inf
-    bad = Site(x, site.y, 0, 1, site.seed)
+    bad = ClientData(x, site.y, 0, 1, site.seed)
     assert (sums(made, bad, np.array([0])) == 0).all()

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fed_dp.accounting import GUARANTEES, SampledGaussian
-from fed_dp.clients.psgd import PsgdTrainer
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Releasing, Site
+from fed_dp.accounting import SampledGaussian, guarantees
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.psgd import Psgd
+from fed_dp.clients.psgd.trainer import PsgdTrainer
+from fed_dp.clients.trainer import ClientData, StagedTrainer
 from fed_dp.errors import ConfigError
-from fed_dp.experiment import Experiment, Psgd, build
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement, promise
+from fed_dp.experiment import Experiment, build
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import guarantee_of, release_plan
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise, SimulationNoise
 from fed_dp.models import FlatNetwork
 from tests.conftest import small
+from tests.networks import network
 
 RECORDS, DECLARED = 48, 100
 LOUD = SampledGaussian(1e5, 1.0, 1)  # beside which what records add is nothing
@@ -28,11 +30,11 @@ LOUD = SampledGaussian(1e5, 1.0, 1)  # beside which what records add is nothing
 def psgd(records: int, *, declared: int, gradients: str, source: str) -> float:
     """How large the noise is in what a site sends that has so many records."""
     config = Psgd(name="psgd", sample_rate=1.0, clip=0.01, gradients=gradients)  # type: ignore[arg-type]
-    net = FlatNetwork("small-mlp", (64,), 10)
+    net = FlatNetwork(network("small-mlp", (64,), 10))
     trainer = PsgdTrainer(config, net, release=LOUD, noise_source=source)  # type: ignore[arg-type]
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(records, 64)).astype(np.float32), rng.integers(0, 10, records)
-    site = Site(x, y, 0, 1, 3, expected_records=declared)
+    site = ClientData(x, y, 0, 1, 3, expected_records=declared)
     return float(np.linalg.norm(trainer.fit(np.zeros(net.size, np.float32), site, {}).change))
 
 
@@ -73,14 +75,14 @@ RELEASING: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", RELEASING)
 def test_one_record_more_does_not_change_the_size_of_a_statistics_noise(kind: str) -> None:
     given = small(privacy={"budget_epsilon": 1e-6}, rounds=3, **RELEASING[kind])
-    members = federation(given)
+    members = make_federation(given)
     trainer, _ = make_trainer(given, members.dataset)
-    assert isinstance(trainer, Releasing)
+    assert isinstance(trainer, StagedTrainer)
     weights = starting_weights(given, members)
     x, y = members.client(0)
 
     def size(records: int, declared: int) -> float:
-        site = Site(x[:records], y[:records], 0, 1, 3, expected_records=declared)
+        site = ClientData(x[:records], y[:records], 0, 1, 3, expected_records=declared)
         limit = np.inf  # what a message may hold hides how large noise of ε = 1e-6 is
 
         def clip(values: np.ndarray, *_: Any) -> np.ndarray:
@@ -104,7 +106,7 @@ def test_the_guarantee_names_what_it_protects() -> None:
     found = {}
     for name, changes in {"psgd": {}, "declared": {"data": {"expected_records": 300}}}.items():
         experiment = private(**changes)
-        said, agreed = promise(experiment), agreement(experiment, client=0, size=9)
+        said, agreed = guarantee_of(experiment), release_plan(experiment, client=0, size=9)
         assert said is not None
         assert agreed is not None
         assert agreed.guarantee == said.name
@@ -113,8 +115,8 @@ def test_the_guarantee_names_what_it_protects() -> None:
     assert any("number of records of each site is public" in words for words in found["psgd"].assumptions)
     assert found["declared"].neighbours == "add/remove one"
     assert not any("of each site is public" in words for words in found["declared"].assumptions)
-    assert GUARANTEES["random_mask"].unit == "participant"
-    assert not any("number of records" in words for words in GUARANTEES["random_mask"].assumptions)
+    assert guarantees()["random_mask"].unit == "participant"
+    assert not any("number of records" in words for words in guarantees()["random_mask"].assumptions)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +164,8 @@ def test_a_federation_with_declared_numbers_learns_and_tells_nobody_the_true_one
 
 @pytest.fixture
 def run(tmp_path: Any) -> Callable[..., dict[str, Any]]:
+    from fed_dp.server.observers import Silent
     from fed_dp.simulations.runner import simulate
-    from fed_dp.strategies.rounds import Silent
 
     def once(experiment: Experiment) -> dict[str, Any]:
         return simulate(experiment, observer=Silent(), engine="in-process", folder=tmp_path / "run")[1]

@@ -10,15 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from fed_dp.accounting import SampledGaussian, noise_multiplier
-from fed_dp.clients import psgd, psgd_together
-from fed_dp.clients.psgd import PsgdTrainer
-from fed_dp.clients.trainer import Site
+from fed_dp.accounting import SampledGaussian, composition, noise_multiplier
+from fed_dp.clients.psgd import Psgd
+from fed_dp.clients.psgd import batch as psgd_batch
+from fed_dp.clients.psgd import trainer as psgd
+from fed_dp.clients.psgd.trainer import PsgdTrainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.errors import ModelError, PrivacyError
-from fed_dp.experiment import Experiment, Psgd, release
+from fed_dp.experiment import Experiment, plan
 from fed_dp.experiment.schema import Privacy
 from fed_dp.models import FlatNetwork, initial_weights
 from fed_dp.models.perceptrons import square_norms
+from tests.networks import network
 
 BUDGET, DELTA, ROUNDS = 4.0, 1e-5, 3
 RECORDS = 40
@@ -29,20 +32,20 @@ def config(**changes: Any) -> Psgd:
     return Psgd(**{"name": "psgd", "learning_rate": 1.0, "sample_rate": 0.25, "clip": 0.5, **changes})
 
 
-def site(turn: int = 1, *, x: np.ndarray | None = None, seed: int = 0) -> Site:
+def site(turn: int = 1, *, x: np.ndarray | None = None, seed: int = 0) -> ClientData:
     rng = np.random.default_rng(5)
     inputs = rng.normal(size=(RECORDS, 64)).astype(np.float32) if x is None else x
-    return Site(inputs, rng.integers(0, 10, len(inputs)), 0, turn, seed)
+    return ClientData(inputs, rng.integers(0, 10, len(inputs)), 0, turn, seed)
 
 
 def trainer(settings: Psgd, model: str = "small-mlp") -> PsgdTrainer:
-    return PsgdTrainer(settings, FlatNetwork(model, (64,), 10), release=agreed(settings))
+    return PsgdTrainer(settings, FlatNetwork(network(model, (64,), 10)), release=agreed(settings))
 
 
 def agreed(settings: Psgd) -> SampledGaussian:
     privacy = Privacy(budget_epsilon=BUDGET, delta=DELTA)
     experiment = Experiment(rounds=ROUNDS, trainer=settings, privacy=privacy)
-    found = release.agreement(experiment, client=0, size=1)
+    found = plan.release_plan(experiment, client=0, size=1)
     assert found is not None
     assert isinstance(found.release, SampledGaussian)
     return found.release
@@ -74,12 +77,14 @@ def check_noise(gradients: str) -> None:
 
 def halve_the_noise(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
-    patch.setattr(release, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
+    patch.setattr(composition, "noise_multiplier", lambda **arguments: original(**arguments) / 2)
 
 
 def calibrate_for_one_round(patch: pytest.MonkeyPatch) -> None:
     original = noise_multiplier
-    patch.setattr(release, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS}))
+    patch.setattr(
+        composition, "noise_multiplier", lambda **a: original(**{**a, "steps": a["steps"] // ROUNDS})
+    )
 
 
 @pytest.mark.statistical
@@ -109,7 +114,7 @@ def check_clipping(gradients: str, clip: float = 0.5) -> None:
         one = trainer(settings)
         x = big[:records]
         labels = np.zeros(records, np.int64)
-        fit = one.fit(np.full(one._net.size, 0.01, np.float32), Site(x, labels, 0, 1, 0), {})
+        fit = one.fit(np.full(one._net.size, 0.01, np.float32), ClientData(x, labels, 0, 1, 0), {})
         changes.append(fit.change * records)  # undo the division by the expected batch size
     moved = float(np.linalg.norm(changes[0] - changes[1]))
     assert moved <= clip * 1.15  # the noise that is left adds a little
@@ -117,7 +122,7 @@ def check_clipping(gradients: str, clip: float = 0.5) -> None:
 
 
 def without_noise(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(release, "noise_multiplier", lambda **_: 1e-3)
+    patch.setattr(composition, "noise_multiplier", lambda **_: 1e-3)
 
 
 @pytest.mark.parametrize("gradients", ["auto", "hooks", "ghost", "vmap"])
@@ -138,7 +143,7 @@ def test_the_clipping_check_fails_when_the_clip_is_doubled(monkeypatch: pytest.M
 
 def test_the_clipping_check_fails_when_norms_are_told_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     without_noise(monkeypatch)
-    monkeypatch.setattr(psgd_together, "square_norms", lambda v, p: square_norms(v, p) / 4)
+    monkeypatch.setattr(psgd_batch, "square_norms", lambda v, p: square_norms(v, p) / 4)
     with pytest.raises(AssertionError):
         check_clipping("auto")
 
@@ -165,8 +170,8 @@ def test_each_records_gradient_is_its_own(
     model: str, shape: tuple[int, ...], gradients: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Opacus' convolutions, given images whose memory is ordered by pixel, mix up the weights' gradients."""
-    net = FlatNetwork(model, shape, 10)
-    net.load(initial_weights(model, shape, 10, seed=1))
+    net = FlatNetwork(network(model, shape, 10))
+    net.load(initial_weights(network(model, shape, 10), seed=1))
     x = np.random.default_rng(1).normal(size=(3, *shape)).astype(np.float32)
     labels = np.array([3, 0, 9])
     truth = [
@@ -182,7 +187,9 @@ def test_each_records_gradient_is_its_own(
 
     monkeypatch.setattr(psgd.DPOptimizer, "clip_and_accumulate", spy)
     settings = config(gradients=gradients, sample_rate=1.0)
-    PsgdTrainer(settings, net, release=agreed(settings)).fit(net.weights(), Site(x, labels, 0, 1, 0), {})
+    PsgdTrainer(settings, net, release=agreed(settings)).fit(
+        net.weights(), ClientData(x, labels, 0, 1, 0), {}
+    )
     for found, expected in zip(seen[0], zip(*truth, strict=True), strict=True):
         largest = float(torch.stack(expected).abs().max())
         assert torch.allclose(found, torch.stack(expected), rtol=0, atol=1e-3 * largest)
@@ -193,7 +200,7 @@ def test_each_records_gradient_is_its_own(
 
 def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    original = psgd_together.UniformWithReplacementSampler.__iter__
+    original = psgd_batch.UniformWithReplacementSampler.__iter__
 
     def spy(self: Any) -> Any:
         for rows in original(self):
@@ -201,7 +208,7 @@ def test_batches_are_poisson_samples(monkeypatch: pytest.MonkeyPatch) -> None:
             sizes.append(len(rows))
             yield rows
 
-    monkeypatch.setattr(psgd_together.UniformWithReplacementSampler, "__iter__", spy)
+    monkeypatch.setattr(psgd_batch.UniformWithReplacementSampler, "__iter__", spy)
     one = trainer(config(sample_rate=0.05, local_epochs=10))
     one.fit(one._net.weights(), site(), {})
     assert len(sizes) == one._config.steps_per_round == 200
@@ -218,7 +225,7 @@ def test_a_site_with_a_single_record_can_train(gradients: str) -> None:
 
 
 def test_a_layer_that_mixes_records_is_refused_by_name() -> None:
-    net = FlatNetwork("small-mlp", (64,), 10)
+    net = FlatNetwork(network("small-mlp", (64,), 10))
     net.network = nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     with pytest.raises(ModelError, match=r"cannot be trained by 'psgd'.*BatchNorm"):
         PsgdTrainer(config(), net, release=agreed(config()))
@@ -226,8 +233,8 @@ def test_a_layer_that_mixes_records_is_refused_by_name() -> None:
 
 def test_the_gradient_method_is_chosen_by_network() -> None:
     def method(model: str, shape: tuple[int, ...], together: int | None = 1) -> tuple[str, bool]:
-        net = FlatNetwork(model, shape, 10)
-        one = PsgdTrainer(config(), net, release=agreed(config()), together=together)
+        net = FlatNetwork(network(model, shape, 10))
+        one = PsgdTrainer(config(), net, release=agreed(config()), clients_at_once=together)
         return one._gradients, one._chain is not None
 
     assert method("dssgd-mlp", (1, 32, 32)) == ("ghost", False)
@@ -254,7 +261,7 @@ def test_a_fit_that_took_other_steps_than_were_charged_is_not_sent(gradients: st
     """Opacus counts them; the charge is what the ledger holds."""
     settings = config(gradients=gradients)  # four steps at q = ¼
     for charged in (SampledGaussian(1.0, 0.25, 3), SampledGaussian(1.0, 0.5, 4)):
-        net = FlatNetwork("small-mlp", (64,), 10)
+        net = FlatNetwork(network("small-mlp", (64,), 10))
         wrong = PsgdTrainer(settings, net, release=charged)
         with pytest.raises(PrivacyError, match=r"Opacus counted .* was charged; nothing was sent"):
             wrong.fit(np.zeros(net.size, np.float32), site(), {})

@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from fed_dp.clients.sgd import SgdTrainer
-from fed_dp.clients.trainer import Site
-from fed_dp.experiment import Sgd
+from fed_dp.clients.sgd import Sgd
+from fed_dp.clients.sgd.trainer import SgdTrainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.models import FlatNetwork
 from fed_dp.models.streams import torch_generator
+from tests.networks import network
 
 
 def records() -> tuple[np.ndarray, np.ndarray]:
@@ -29,11 +30,11 @@ def records() -> tuple[np.ndarray, np.ndarray]:
 def test_the_written_out_step_equals_torch_optim(options: dict[str, float]) -> None:
     config = Sgd(learning_rate=0.1, batch_size=7, **options)  # type: ignore[arg-type]
     x, y = records()
-    net = FlatNetwork("small-mlp", (64,), 10)
+    net = FlatNetwork(network("small-mlp", (64,), 10))
     start = net.weights()
-    fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})
+    fit = SgdTrainer(config, net).fit(start, ClientData(x, y, 4, 2, 9), {})
 
-    reference = FlatNetwork("small-mlp", (64,), 10)
+    reference = FlatNetwork(network("small-mlp", (64,), 10))
     reference.load(start)
     optimizer = torch.optim.SGD(
         reference.network.parameters(), 0.1, momentum=config.momentum, weight_decay=config.weight_decay
@@ -54,12 +55,12 @@ def test_the_written_out_step_equals_torch_optim(options: dict[str, float]) -> N
 
 def test_the_decay_of_the_learning_rate_goes_on_over_rounds() -> None:
     config = Sgd(learning_rate_decay=1.0)
-    net = FlatNetwork("linear", (4,), 2)
+    net = FlatNetwork(network("linear", (4,), 2))
     x, y = np.ones((8, 4), np.float32), np.zeros(8, np.int64)
     start = net.weights()
     trainer = SgdTrainer(config, net)
-    early = trainer.fit(start, Site(x, y, 0, 1, 0), {})
-    late = trainer.fit(start, Site(x, y, 0, 1, 0), {"steps": [99.0]})
+    early = trainer.fit(start, ClientData(x, y, 0, 1, 0), {})
+    late = trainer.fit(start, ClientData(x, y, 0, 1, 0), {"steps": [99.0]})
     assert np.allclose(late.change, early.change / 100, atol=1e-7)
 
 
@@ -68,9 +69,9 @@ def test_the_decay_of_the_learning_rate_goes_on_over_rounds() -> None:
 def test_selective_sgd_changes_only_the_largest_share_in_each_step(theta: float, momentum: float) -> None:
     config = Sgd(learning_rate=0.1, momentum=momentum, batch_size=7, update_fraction=theta)
     x, y = records()
-    net = FlatNetwork("small-mlp", (64,), 10)
+    net = FlatNetwork(network("small-mlp", (64,), 10))
     start = net.weights()
-    fit = SgdTrainer(config, net).fit(start, Site(x, y, 4, 2, 9), {})
+    fit = SgdTrainer(config, net).fit(start, ClientData(x, y, 4, 2, 9), {})
 
     net.load(start)
     velocity = [0.0] * net.size

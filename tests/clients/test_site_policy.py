@@ -15,6 +15,8 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fed_dp.accounting import Unprotected, from_json
 from fed_dp.clients import app as client_app
+from fed_dp.clients import memory, redaction, workplace
+from fed_dp.clients.ledger_session import SiteLedgerSession
 from fed_dp.clients.memory import OnDisk
 from fed_dp.clients.site_file import SiteFile
 from fed_dp.data import FolderOptions, read_part
@@ -43,7 +45,7 @@ class Asked:
         self.federation.edit("a", old, new)
 
     def ask(self, content: dict[str, Any], kind: str, records: RecordDict | None = None) -> Message:
-        client_app._workplace.cache_clear()
+        workplace.read_workplace.cache_clear()
         config = dict(to_run_config(build(content)))
         message = Message(records or RecordDict(), 1, kind, group_id="1")
         return client_app.app(message, Context(RUN_ID, 1, dict(self.node), RecordDict(), config))
@@ -66,7 +68,9 @@ class Asked:
 
 def question(turn: int, weights: np.ndarray | SparseUpdate | None) -> RecordDict:
     sent = record(np.zeros(SIZE, np.float32) if weights is None else weights)
-    return RecordDict({names.ARRAYS: sent, names.CONFIG: ConfigRecord({names.ROUND: turn, names.MARK: ""})})
+    return RecordDict(
+        {names.ARRAYS: sent, names.CONFIG: ConfigRecord({names.ROUND: turn, names.LEDGER_HEAD: ""})}
+    )
 
 
 def sent(reply: Message) -> bytes:
@@ -211,7 +215,7 @@ def test_bounds_that_overflow_are_no_oracle(site: Asked, kind: str) -> None:
     for cell in ("", "1"):
         lines = [",".join([cell, *line.split(",")[1:]]) for line in rest]
         path.write_text("\n".join([first, *lines]) + "\n")
-        client_app._workplace.cache_clear()
+        workplace.read_workplace.cache_clear()
         message = Message(
             question(1, None), 1, getattr(MessageType, {"describe": "QUERY"}.get(kind, "TRAIN"))
         )
@@ -281,7 +285,7 @@ def test_a_site_that_hides_its_number_of_records_divides_by_a_declared_one_or_no
     reply = site.train(declared)
     assert reply.content.metric_records[names.METRICS][names.RECORDS] == 50
     events = str(reply.content.config_records[names.CONFIG][names.EVENTS])
-    assert from_json(events)[0].promise.neighbours == "add/remove one"
+    assert from_json(events)[0].stated.neighbours == "add/remove one"
 
 
 @pytest.mark.parametrize("turn", [True, False, 1.0, "1", 0, -1, 2**60])
@@ -316,11 +320,11 @@ def test_where_a_participant_is_protected_so_is_the_number_of_its_records(site: 
 
 
 def test_what_left_without_noise_stands_in_the_ledger(site: Asked) -> None:
-    mark = site.train(tables()).content.config_records[names.CONFIG][names.MARK]
+    mark = site.train(tables()).content.config_records[names.CONFIG][names.LEDGER_HEAD]
     account, [entry] = site.federation.ledger("a").read()
-    assert account.mark == mark  # which the server remembers
+    assert account.ledger_head == mark  # which the server remembers
     assert account.spent == math.inf
-    assert (entry.event.guarantee, entry.event.promise.status) == ("none", "none")
+    assert (entry.event.guarantee, entry.event.stated.status) == ("none", "none")
     assert entry.event.release == Unprotected("upload")
 
 
@@ -426,14 +430,14 @@ def test_no_error_names_a_path_of_this_machine(
     ],
 )
 def test_of_a_path_the_last_part_is_left(text: str, told: str) -> None:
-    assert client_app.without_paths(text, "/home/Dr. Who, MD's/site/ledger.sqlite") == told
+    assert redaction.without_paths(text, "/home/Dr. Who, MD's/site/ledger.sqlite") == told
 
 
 def test_an_error_of_another_kind_is_told_by_its_kind(site: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise FileNotFoundError(2, "No such file", "/proc/secret-place")
 
-    monkeypatch.setattr(client_app.OnDisk, "keep", fail)
+    monkeypatch.setattr(memory.OnDisk, "keep", fail)
     with pytest.raises(PrivacyError, match=r"^the site failed \(FileNotFoundError\); nothing was sent$"):
         site.train(PRIVATE)
 
@@ -496,7 +500,7 @@ def test_whether_it_answers_says_nothing_about_which_values_occur(site: Asked, d
 def decode_size(site: Asked, content: dict[str, Any]) -> bytes:
     """As many bytes as the model has parameters."""
     config = tuple(sorted(to_run_config(build(content)).items()))
-    return bytes(client_app._workplace(config, SiteFile.read(Path(site.node[names.SITE]))).size)
+    return bytes(workplace.read_workplace(config, SiteFile.read(Path(site.node[names.SITE]))).size)
 
 
 def test_one_record_changes_nothing_of_how_the_others_are_read(tmp_path: Path) -> None:
@@ -532,11 +536,11 @@ from tests.clients.test_site_policy import question, sent, client_app, names, id
 from flwr.app import Context, Message, MessageType, RecordDict
 from fed_dp.experiment import build, to_run_config
 identify()
-work, meeting = client_app._work, Path(sys.argv[3])
-def slow(*arguments):
+fit, meeting = client_app.Pending.fit, Path(sys.argv[3])
+def slow(pending):
     wait_until(lambda: len(list(meeting.iterdir())) == 3)
-    return work(*arguments)
-client_app._work = slow
+    return fit(pending)
+client_app.Pending.fit = slow
 config = dict(to_run_config(build(json.loads(sys.argv[2]))))
 message = Message(question(1, None), 1, MessageType.TRAIN, group_id="1")
 (meeting / str(os.getpid())).touch()
@@ -557,7 +561,7 @@ def test_a_repeated_question_gets_the_same_bytes_with_noise_and_without(
     assert site.charges == 2
     plain = site.train(tables())
     assert site.charges == 3  # of which the third says that nothing protected what was sent
-    monkeypatch.setattr(client_app, "_work", None)  # nothing is trained again
+    monkeypatch.setattr(client_app.Pending, "fit", None)  # nothing is trained again
     assert sent(site.train(tables())) == sent(plain)
     assert site.charges == 3
 
@@ -607,7 +611,7 @@ def test_a_turn_that_is_repeated_begins_where_it_began(site: Asked, monkeypatch:
         def die(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        patch.setattr(client_app.SiteBooks, "keep", die)
+        patch.setattr(SiteLedgerSession, "keep", die)
         with pytest.raises(KeyboardInterrupt):
             site.train(content, 2, nothing)
     again = sent(site.train(content, 2, nothing))

@@ -12,13 +12,13 @@ import pytest
 from flwr.app import Message
 
 from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.statistics import StatisticsTrainer
-from fed_dp.clients.trainer import Releasing, Site
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.functional.statistics import StatisticsTrainer
+from fed_dp.clients.trainer import ClientData, StagedTrainer
 from fed_dp.errors import BudgetExceeded, PrivacyError
 from fed_dp.experiment import Experiment, build
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise, SimulationNoise
 from fed_dp.mechanisms.statistics import ROUNDING
@@ -43,28 +43,28 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def experiment(model: str = "private-pca", *, strategy: Any = "averaging", **changes: Any) -> Experiment:
-    chosen = MODELS[model]
+    sample_clients = MODELS[model]
     tables = {
         "seed": 3,
         "rounds": 4,
         "clients": {"count": 4},
-        "data": chosen.get("data", {}),
-        "model": {"name": model, **chosen.get("model", {})},
-        "trainer": chosen["trainer"],
+        "data": sample_clients.get("data", {}),
+        "model": {"name": model, **sample_clients.get("model", {})},
+        "trainer": sample_clients["trainer"],
         "strategy": {"name": strategy} if isinstance(strategy, str) else strategy,
         "privacy": {"budget_epsilon": 4.0, "delta": 1e-5},
     }
     return build({**tables, **changes})
 
 
-def ready(given: Experiment) -> tuple[StatisticsTrainer, Vector, Callable[..., Site]]:
-    members = federation(given)
+def ready(given: Experiment) -> tuple[StatisticsTrainer, Vector, Callable[..., ClientData]]:
+    members = make_federation(given)
     trainer, _ = make_trainer(given, members.dataset)
     assert isinstance(trainer, StatisticsTrainer)
     start = starting_weights(given, members)
 
-    def site(client: int = 0, turn: int = 1) -> Site:
-        return Site(*members.client(client), client, turn, given.seed)
+    def site(client: int = 0, turn: int = 1) -> ClientData:
+        return ClientData(*members.client(client), client, turn, given.seed)
 
     return trainer, start, site
 
@@ -72,9 +72,9 @@ def ready(given: Experiment) -> tuple[StatisticsTrainer, Vector, Callable[..., S
 @pytest.mark.parametrize("model", MODELS)
 def test_every_stage_is_noised_by_what_was_agreed_for_it(model: str) -> None:
     given = experiment(model)
-    agreed = agreement(given, client=0, size=1)
+    agreed = release_plan(given, client=0, size=1)
     assert agreed is not None
-    assert len(agreed.stages) == given.model.learnt + 1
+    assert len(agreed.stages) == (given.model.stages - 1) + 1
     trainer, weights, site = ready(given)
     for stage, expected in enumerate(agreed.stages, 1):
         assert isinstance(expected, Gaussian)
@@ -88,7 +88,7 @@ def test_every_stage_is_noised_by_what_was_agreed_for_it(model: str) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_follows_a_release_needs_no_record(model: str) -> None:
     trainer, weights, site = ready(experiment(model))
-    assert isinstance(trainer, Releasing)
+    assert isinstance(trainer, StagedTrainer)
     last = trainer.stage(99)
     for stage in range(1, last + 1):
         released = trainer.release(weights, site(), stage, SimulationNoise(np.random.default_rng(stage)))
@@ -122,7 +122,7 @@ def test_no_number_in_a_record_is_an_error_that_tells_of_it() -> None:
 
 def test_pure_epsilon_takes_laplace_noise_in_shares_that_add_up() -> None:
     given = experiment(privacy={"budget_epsilon": 4.0})
-    agreed = agreement(given, client=0, size=1)
+    agreed = release_plan(given, client=0, size=1)
     assert agreed is not None
     assert [type(stage) for stage in agreed.stages] == [Laplace, Laplace]
     assert sum(stage.pure for stage in agreed.stages) == pytest.approx(4.0)  # type: ignore[misc]
@@ -188,7 +188,7 @@ def test_a_deployed_site_releases_once_and_trains_on_it_ever_after(strategy: str
     assert event.noise_source == "secure"
     for reply in replies:
         assert from_json(told(reply)[names.EVENTS]) == (event,)
-        assert told(reply)[names.MARK] == account.mark
+        assert told(reply)[names.LEDGER_HEAD] == account.ledger_head
     assert sent(replies[0]) == sent(replies[1]) == sent(replies[2])  # the same weights were asked about
 
 
@@ -198,7 +198,7 @@ def test_a_site_whose_answer_was_lost_sends_what_it_released_before(
     given = secure(strategy="statistics")
     first = Deployed(given, ledger.path).answer(1)
     monkeypatch.setattr(SecureNoise, "gaussian", lambda *_, **__: 1 / 0)  # nothing may be drawn again
-    again = Deployed(given, ledger.path).answer(2, known=ledger.read()[0].mark)
+    again = Deployed(given, ledger.path).answer(2, known=ledger.read()[0].ledger_head)
     assert sent(again) == sent(first)
     assert [event.round for event in from_json(told(again)[names.EVENTS])] == [1]
     trainer, _, _ = ready(given)
@@ -210,7 +210,7 @@ def test_every_stage_is_kept_whichever_comes_after(ledger: Ledger) -> None:
     given = secure("private-pca", strategy="statistics")
     replies = {turn: Deployed(given, ledger.path).answer(turn) for turn in (1, 2, 3)}
     assert [event.round for event in from_json(told(replies[3])[names.EVENTS])] == [1, 2]
-    mark = ledger.read()[0].mark
+    mark = ledger.read()[0].ledger_head
     for turn in (1, 2):  # asked again, after a restart: nothing new is drawn or charged
         assert sent(Deployed(given, ledger.path).answer(turn, known=mark)) == sent(replies[turn])
     assert ledger.read()[0].number == 2
@@ -241,7 +241,7 @@ def test_a_site_that_fails_after_the_charge_has_paid_and_does_not_pay_again(
 ) -> None:
     given = secure()
     with monkeypatch.context() as broken:
-        broken.setattr("fed_dp.clients.statistics.release", lambda *_, **__: 1 / 0)
+        broken.setattr("fed_dp.clients.functional.statistics.release", lambda *_, **__: 1 / 0)
         with pytest.raises(PrivacyError, match=r"training failed \(ZeroDivisionError\); nothing was sent"):
             Deployed(given, ledger.path).answer(1)
     assert ledger.read()[0].number == 1

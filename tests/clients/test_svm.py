@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.svm import SvmTrainer
-from fed_dp.clients.trainer import Releasing, Site
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.svm import Svm
+from fed_dp.clients.svm.trainer import SvmTrainer
+from fed_dp.clients.trainer import ClientData, StagedTrainer
 from fed_dp.errors import BudgetExceeded, PrivacyError
 from fed_dp.experiment import Experiment, build
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement, banner, promise, svm_noise
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import guarantee_of, release_plan, warning_of
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.statistics import ROUNDING
@@ -41,11 +42,11 @@ def experiment(**changes: Any) -> Experiment:
     return build({**tables, **changes})
 
 
-def ready(given: Experiment) -> tuple[SvmTrainer, Vector, Site]:
-    members = federation(given)
+def ready(given: Experiment) -> tuple[SvmTrainer, Vector, ClientData]:
+    members = make_federation(given)
     trainer, _ = make_trainer(given, members.dataset)
     assert isinstance(trainer, SvmTrainer)
-    return trainer, starting_weights(given, members), Site(*members.client(0), 0, 1, given.seed)
+    return trainer, starting_weights(given, members), ClientData(*members.client(0), 0, 1, given.seed)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +61,10 @@ def ready(given: Experiment) -> tuple[SvmTrainer, Vector, Site]:
 )
 def test_the_noise_is_what_was_agreed(changes: dict[str, Any], kind: str) -> None:
     given = experiment(**changes)
-    assert svm_noise(given) == kind
+    assert isinstance(given.trainer, Svm)
+    assert given.trainer.noise_kind(given) == kind
     trainer, weights, site = ready(given)
-    agreed = agreement(given, client=0, size=weights.size)
+    agreed = release_plan(given, client=0, size=weights.size)
     assert agreed is not None
     assert agreed.stages == (agreed.release,)
     spy = Spy()
@@ -84,7 +86,7 @@ def test_the_noise_is_what_was_agreed(changes: dict[str, Any], kind: str) -> Non
 
 def test_each_class_is_told_from_the_rest_and_features_learn() -> None:
     trainer, weights, site = ready(experiment(trainer={"name": "svm", "perturb": False}, privacy={}))
-    assert not trainer.spends
+    assert not trainer.is_private
     fit = trainer.fit(weights, site, {})
     again = trainer.fit(weights + fit.change, site, {})
     assert np.abs(again.change).max() < 1e-6  # it is there already
@@ -94,7 +96,7 @@ def test_each_class_is_told_from_the_rest_and_features_learn() -> None:
 def test_what_follows_needs_no_record_and_moves_by_its_part() -> None:
     for strategy, step in (({"name": "averaging"}, 1.0), ({"name": "dssgd"}, 0.25)):
         trainer, weights, site = ready(experiment(strategy=strategy))
-        assert isinstance(trainer, Releasing)
+        assert isinstance(trainer, StagedTrainer)
         released = trainer.release(weights, site, 1, SimulationNoise(np.random.default_rng(0)))
         change = trainer.follow(weights, released, 1, records=len(site.y)).change
         assert change[-400:] == pytest.approx(step * (released - weights[-400:]))
@@ -124,9 +126,9 @@ def test_whatever_frequencies_a_server_sends_no_record_counts_for_more() -> None
 
 def test_the_printed_objective_is_refuted_and_says_so() -> None:
     printed = experiment(privacy={"budget_epsilon": 4.0, "variant": "paper_as_printed"})
-    assert promise(printed).status == "refuted"  # type: ignore[union-attr]
-    assert "not divide C by n" in (banner(printed) or "")
-    assert banner(experiment(privacy={"budget_epsilon": 4.0, "variant": "paper"})) is None
+    assert guarantee_of(printed).status == "refuted"  # type: ignore[union-attr]
+    assert "not divide C by n" in (warning_of(printed) or "")
+    assert warning_of(experiment(privacy={"budget_epsilon": 4.0, "variant": "paper"})) is None
     assert ready(printed)[0]._as_printed
 
 
@@ -155,14 +157,14 @@ def auc(needs: Callable[[str], None], seed: int, **changes: Any) -> float:
         model={"name": "rbf"},
         **{"trainer": {"name": "svm"}, "privacy": {"budget_epsilon": 1.0}, **changes},
     )
-    members = federation(given)
+    members = make_federation(given)
     trainer, weights, site = ready(given)
     assert changes.get("strategy") or len(site.y) == 27_000
-    noise = None if not trainer.spends else SimulationNoise(np.random.default_rng(seed))
+    noise = None if not trainer.is_private else SimulationNoise(np.random.default_rng(seed))
     released = trainer.release(weights, site, 1, noise)
     change = trainer.follow(weights, released, 1, records=len(site.y)).change
     data = members.dataset
-    evaluator = Evaluator(given.model.name, data.shape, 2, data.inputs(data.test), data.test.y, given.network)
+    evaluator = Evaluator(given.network(data.shape, 2), data.inputs(data.test), data.test.y)
     return evaluator.scores(weights + change)["auc"]
 
 
@@ -176,7 +178,7 @@ def test_the_hybrid_svm_on_adult(needs: Callable[[str], None]) -> None:
     assert hybrid > public + 0.02
 
 
-def solved(trainer: SvmTrainer, weights: Vector, site: Site) -> np.ndarray:
+def solved(trainer: SvmTrainer, weights: Vector, site: ClientData) -> np.ndarray:
     """What noise is added to."""
     spy = Spy()
     trainer.release(weights, site, 1, spy)

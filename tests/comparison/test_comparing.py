@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fed_dp.comparison import cells as running
-from fed_dp.comparison.cells import CACHE, Done, run_cells
+from fed_dp.comparison import run_cache as running
 from fed_dp.comparison.compare import compare
 from fed_dp.comparison.outcome import holm, outcome, paired
 from fed_dp.comparison.report import charts
+from fed_dp.comparison.run_cache import CACHE, Done, run_cells
 from fed_dp.errors import ConfigError
 from fed_dp.experiment.comparing import EPSILONS, REFERENCES, Plan, plan
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
 from tests.clock import Immediate
 
 FILE = """
@@ -65,7 +65,7 @@ def test_every_private_variant_at_every_epsilon_and_every_reference_once(tmp_pat
     for cell in found.cells:
         assert cell.experiment.seed == cell.seed
         assert cell.experiment.privacy.budget_epsilon == cell.epsilon
-    rates = {c.epsilon: c.experiment.trainer.learning_rate for c in found.cells if c.variant == "mine"}  # type: ignore[union-attr]
+    rates = {c.epsilon: c.experiment.trainer.learning_rate for c in found.cells if c.variant == "mine"}  # type: ignore[attr-defined]
     assert rates == {1.0: 0.3, 4.0: 0.7}
 
 
@@ -208,7 +208,7 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
 
 
 def _impossible(experiment: Any) -> Any:
-    from fed_dp.experiment.schema import Dirichlet
+    from fed_dp.data.options import Dirichlet
 
     return Dirichlet(name="dirichlet", alpha=0.01, min_records=400)
 

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fed_dp import seeds
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Fit, Releasing, Site, Trainer
+from fed_dp import plugins, seeds
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.trainer import ClientData, Fit, StagedTrainer, Trainer
 from fed_dp.data.dataset import Integers
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement
-from fed_dp.experiment.start import starting_weights
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import release_plan
+from fed_dp.experiment.start import network_of, starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.models import Evaluator, Vector
 from tests.conftest import small
@@ -78,12 +78,11 @@ class Bench:
 
     def __init__(self, experiment: Experiment) -> None:
         self.experiment = experiment
-        self.members = federation(experiment)
+        self.members = make_federation(experiment)
         self.data = self.members.dataset
-        self.network = (experiment.model.name, self.data.shape, self.data.classes)
-        self.options = experiment.network
+        self.network = network_of(experiment, self.members)
         self.start: Vector = starting_weights(experiment, self.members)
-        self.agreed = agreement(experiment, client=0, size=self.start.size)
+        self.agreed = release_plan(experiment, client=0, size=self.start.size)
         self.last = len(self.agreed.stages) if self.agreed and self.agreed.stages else 1  # stage, and round
 
     def trainer(self) -> Trainer:
@@ -102,8 +101,8 @@ class Bench:
         """Train as the ClientApp does: one that releases does that first, and goes on without records."""
         turn, weights = turn or self.last, self.start.copy() if start is None else start
         x, labels = self.members.client(client)
-        site = Site(x, labels if y is None else y, client, turn, seed)
-        if self.agreed is None or not isinstance(trainer, Releasing):
+        site = ClientData(x, labels if y is None else y, client, turn, seed)
+        if self.agreed is None or not isinstance(trainer, StagedTrainer):
             return trainer.fit(weights, site, {})
         stage = trainer.stage(turn)
         noise = SimulationNoise(seeds.generator(seed, "privacy noise", turn, client))
@@ -158,7 +157,7 @@ def test_neither_the_weights_nor_the_records_are_touched(bench: Bench) -> None:
 def test_training_helps(name: str) -> None:
     bench = Bench(TRAINERS[name])
     x = bench.data.inputs(bench.data.test)
-    evaluator = Evaluator(*bench.network, x, bench.data.test.y, bench.options)
+    evaluator = Evaluator(bench.network, x, bench.data.test.y)
     fit = bench.fit(bench.trainer())
     assert evaluator.scores(bench.start + fit.change)["loss"] < evaluator.scores(bench.start)["loss"]
 
@@ -170,7 +169,7 @@ def test_state_and_metrics_are_plain_numbers_that_survive_json(bench: Bench) -> 
 
 
 def test_a_trainer_spends_if_and_only_if_it_says_so(bench: Bench) -> None:
-    assert bench.trainer().spends == bench.experiment.private == (bench.agreed is not None)
+    assert bench.trainer().is_private == bench.experiment.private == (bench.agreed is not None)
 
 
 def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(private: Bench) -> None:
@@ -182,18 +181,10 @@ def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(pri
 
 
 def test_every_trainer_and_each_of_its_forms_is_here() -> None:
-    from typing import get_args
-
-    from fed_dp.experiment import schema
-    from fed_dp.experiment.pairs import VARIANTS
-
-    known = {
-        get_args(kind.model_fields["name"].annotation)[0] for kind in get_args(get_args(schema.Trainer)[0])
-    }
+    known = plugins.components("trainer")
     here = {(e.trainer.name, e.privacy.variant if e.private else "none") for e in TRAINERS.values()}
-    assert {name for name, _ in here} == known
-    assert {name for name, variant in here if variant == "proved"} == set(schema.PRIVATE_TRAINERS)
-    assert {name for name, variant in here if variant.startswith("paper")} >= set(VARIANTS) - {
-        "sparse_vector",  # of a strategy
-        "svm",  # its paper's noise is that of the proved form, with another scale
-    }
+    assert {name for name, _ in here} == set(known)
+    private = {name for name, trainer in known.items() if trainer.guarantees}
+    assert {name for name, variant in here if variant == "proved"} == private
+    in_paper = {name for name, trainer in known.items() if trainer.paper_needs is not None}
+    assert {name for name, variant in here if variant.startswith("paper")} == in_paper

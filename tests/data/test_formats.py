@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 
 from fed_dp.data.formats import read_bytes, read_cifar, read_idx, read_mat, read_npz, read_table, read_tar
-from fed_dp.data.sources import read_svhn
+from fed_dp.data.sets.svhn import read_svhn
 from fed_dp.errors import DataCorrupt, DataMissing
 
 

@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from fed_dp.accounting import Budget, Ledger
-from fed_dp.deploy.node import free_ports
 from fed_dp.deploy.provision import Plan, provision
+from fed_dp.deploy.supernode import free_ports
 from fed_dp.experiment import Experiment, build
 from tests.clock import HANG, wait_until
 from tests.conftest import in_process

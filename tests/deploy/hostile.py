@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fed_dp.clients.app import app
-from fed_dp.deploy import node, site
+from fed_dp.deploy import site, supernode
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import encode
 from fed_dp.sharing.update import SparseUpdate
@@ -121,17 +121,17 @@ def hostile(message: Message, context: Context) -> Message:
 
 
 def answer(spec: dict[str, Any], seconds: float) -> None:
-    node._installed = lambda *_: hostile  # type: ignore[assignment]
+    supernode._installed = lambda *_: hostile  # type: ignore[assignment]
     HONEST(spec, seconds)
 
 
-HONEST = node.answer
+HONEST = supernode.answer
 START = subprocess.Popen
 
 
 def start(command: list[str], *arguments: Any, **options: Any) -> Any:
     return START(
-        [part.replace("fed_dp.deploy.node", "tests.deploy.hostile") for part in command],
+        [part.replace("fed_dp.deploy.supernode", "tests.deploy.hostile") for part in command],
         *arguments,
         **options,
     )
@@ -142,9 +142,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "--execute":
         from tests.deploy import hostile as me
 
-        node.answer = me.answer
-        node.execute(*sys.argv[2:6])
+        supernode.answer = me.answer
+        supernode.execute(*sys.argv[2:6])
     elif Path(sys.argv[1]).is_dir():
         site.serve(Path(sys.argv[1]), print)
     else:
-        node.serve(Path(sys.argv[1]))
+        supernode.serve(Path(sys.argv[1]))

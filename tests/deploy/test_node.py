@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fed_dp.deploy import node
-from fed_dp.deploy.node import Brisk
+from fed_dp.deploy import supernode
+from fed_dp.deploy.supernode import Brisk
 
 
 def test_a_reply_whose_process_died_is_not_waited_for_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(node.time, "sleep", slept.append)
+    monkeypatch.setattr(supernode.time, "sleep", slept.append)
 
     def yield_object_contents() -> None:
         for _ in range(1000):
@@ -25,7 +25,7 @@ def test_a_reply_whose_process_died_is_not_waited_for_without_limit(monkeypatch:
     slept.clear()
     with pytest.raises(TimeoutError, match="did not come"):
         yield_object_contents()
-    assert sum(slept) == pytest.approx(node.LONGEST, abs=1)
+    assert sum(slept) == pytest.approx(supernode.LONGEST, abs=1)
     with pytest.raises(TimeoutError):  # and the next one has its own time
         yield_object_contents()
 
@@ -40,19 +40,19 @@ def test_flower_still_has_the_names_that_are_replaced() -> None:
     for name in ("install_from_fab", "get_project_dir", "get_load_client_app_fn"):
         assert f"{name}(" in inspect.getsource(run_clientapp.run_clientapp)
     assert "get_executor(" in inspect.getsource(run_superexec.run_superexec)
-    assert f"def {node.HANDING_OVER}(" in inspect.getsource(start_client_internal._push_messages)
-    for module in node.BEATING:
+    assert f"def {supernode.HANDING_OVER}(" in inspect.getsource(start_client_internal._push_messages)
+    for module in supernode.BEATING:
         found = __import__(module, fromlist=["*"])
         assert "HEARTBEAT_DEFAULT_INTERVAL" in inspect.getsource(found)
     with pytest.raises(SystemExit, match="has no magic"):
-        node._replaced("flwr.supernode.runtime.run_clientapp", magic=1)
+        supernode._replaced("flwr.supernode.runtime.run_clientapp", magic=1)
 
 
 def test_other_tasks_than_messages_are_not_run() -> None:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor.types import ExecutionSpec
 
-    program = node.OwnProgram(10.0)
+    program = supernode.OwnProgram(10.0)
     assert program.get_eligible_capacity(set(TaskType))[0] == {TaskType.CLIENT_APP}
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, True, 1)

@@ -19,14 +19,14 @@ from cryptography.hazmat.primitives import serialization
 from typer.testing import CliRunner
 
 from fed_dp.accounting import Budget, Ledger
-from fed_dp.cli import app
+from fed_dp.cli.main import app
 from fed_dp.clients.site_file import SiteFile
 from fed_dp.deploy import authority
 from fed_dp.deploy.check import NotThere, check_connection
 from fed_dp.deploy.provision import Plan, provision, rekey, renew, revoke
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import ConfigError, DeployError, FedDpError
-from fed_dp.strategies.marks import Marks
+from fed_dp.server.ledger_heads import LedgerHeads
 from fed_dp.strategies.sites import Site
 
 BUDGET = Budget(4.0, 1e-5)
@@ -183,15 +183,15 @@ def test_a_replaced_ledger_is_taken_once_the_operator_forgets_the_old_one(tmp_pa
     provision(tmp_path, plan("a", "b"))
     server = tmp_path / "server"
     (server / "runs").mkdir()
-    marks = Marks(server / "runs")
+    ledger_heads = LedgerHeads(server / "runs")
     old, new = (Site(1, 0, 9, ledger=ledger, name="a") for ledger in ("one", "two"))
-    marks.keep([old], ["5:x"])
-    assert Marks(server / "runs").admitted([new])[0].why
+    ledger_heads.keep([old], ["5:x"])
+    assert LedgerHeads(server / "runs").admitted([new])[0].why
     runner = CliRunner()
     told = runner.invoke(app, ["deploy", "forget", str(server), "a"])
     assert told.exit_code == 0
     assert "a: 1 ledger forgotten" in told.output
-    assert Marks(server / "runs").admitted([new]) == (new,)
+    assert LedgerHeads(server / "runs").admitted([new]) == (new,)
     again = runner.invoke(app, ["deploy", "forget", str(server), "a"])
     assert again.exit_code != 0
     assert "no ledger of a site 'a' is remembered" in str(again.exception)

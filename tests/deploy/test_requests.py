@@ -14,12 +14,12 @@ from fed_dp.accounting import Budget
 from fed_dp.deploy import server
 from fed_dp.deploy.control import app_bundle
 from fed_dp.deploy.provision import Plan, provision
-from fed_dp.deploy.requests import Request, requests
+from fed_dp.deploy.run_queue import Request, requests
 from fed_dp.deploy.server_app import alone
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import DataMissing, EmptyRound, ResumeError, RunError
 from fed_dp.experiment import build
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.runs.folder import RunFolder
 from tests.deploy.federation import with_noise
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fed_dp.cli import app
+from fed_dp.cli.main import app
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "deployment"

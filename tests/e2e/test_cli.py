@@ -147,7 +147,7 @@ def test_a_ledger_is_made_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
     done = cli("ledger", "create", "w.ledger", "--site", "ward 7", "--epsilon", "2", "--delta", "1e-6")
     assert "may spend ε = 2, δ = 1e-06 in all, and has spent nothing" in done.stdout
     ledger = Ledger(tmp_path / "w.ledger")
-    mark = ledger.charge(Event(SparseVector(0.5, 100), "sparse_vector", 3, 0, "secure")).mark
+    mark = ledger.charge(Event(SparseVector(0.5, 100), "sparse_vector", 3, 0, "secure")).ledger_head
     shown = cli("ledger", "show", "w.ledger").stdout
     assert re.search(r"ward 7 +│ 0.5 +│ 2 +│ 1e-06 +│ 1", shown)
     assert "round 3, sparse_vector (epsilon 0.5, count 100), proved per participant, noise: secure" in shown

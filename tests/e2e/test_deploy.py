@@ -17,10 +17,11 @@ import pytest
 from fed_dp.accounting import Ledger
 from fed_dp.deploy import authority
 from fed_dp.deploy.provision import provision
-from fed_dp.deploy.requests import requests
+from fed_dp.deploy.run_queue import requests
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.observers import Silent
+from fed_dp.server.rounds import run_rounds
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent, run_rounds
-from fed_dp.strategies.run_folder import RunFolder
 from tests.clock import wait_until
 from tests.deploy.federation import (
     SITES,

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from fed_dp.experiment import load_experiment
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
 from tests.clock import HANG, wait_until
 from tests.simulations.test_simulate import run, weights
 

@@ -9,7 +9,7 @@ import pytest
 
 from fed_dp.errors import ConfigError, PartitionError
 from fed_dp.experiment import Experiment, build, group_of, override, variants
-from fed_dp.experiment.federation import federation
+from fed_dp.experiment.federation import make_federation
 
 SVM = {"model": {"name": "rbf"}, "trainer": {"name": "svm", "perturb": False}}
 
@@ -52,7 +52,7 @@ def test_wrong_repeats_are_told(repeats: Any, told: str) -> None:
 
 
 def test_folds_part_the_training_records_and_each_is_tested_once() -> None:
-    found = [federation(with_data(folds=4, fold=k)) for k in range(4)]
+    found = [make_federation(with_data(folds=4, fold=k)) for k in range(4)]
     tested = [members.dataset.test for members in found]
     whole = found[0].dataset.train
     assert sum(map(len, tested)) == len(whole)
@@ -65,7 +65,7 @@ def test_folds_part_the_training_records_and_each_is_tested_once() -> None:
 
 
 def test_public_records_are_nobodys_and_nothing_else_changes() -> None:
-    members = federation(with_data(public_records=40))
+    members = make_federation(with_data(public_records=40))
     assert members.public is not None
     assert members.public[0].shape == (40, 1, 8, 8)
     rows = np.concatenate(members.parts)
@@ -74,7 +74,7 @@ def test_public_records_are_nobodys_and_nothing_else_changes() -> None:
     whole = members.dataset.inputs(members.dataset.train)
     left = {x.tobytes() for x in whole[rows]}
     assert sum(x.tobytes() in left for x in members.public[0]) < 5  # equal images apart
-    alone = federation(
+    alone = make_federation(
         build(
             {"data": {"public_records": 40}, **SVM, "strategy": {"name": "public"}, "clients": {"count": 3}}
         )
@@ -84,9 +84,9 @@ def test_public_records_are_nobodys_and_nothing_else_changes() -> None:
 
 def test_more_than_there_is_is_refused() -> None:
     with pytest.raises(PartitionError, match="public_records = 5000"):
-        federation(with_data(public_records=5000))
+        make_federation(with_data(public_records=5000))
     with pytest.raises(PartitionError, match="folds = 9000"):
-        federation(with_data(folds=9000))
+        make_federation(with_data(folds=9000))
 
 
 ADLM = ["trainer.name=adlm", "model.name=class-sums"]
@@ -96,8 +96,8 @@ SETTINGS = ["model.name=rbf", "trainer.name=svm"]
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        (["trainer.name=svm"], ["'rbf' and 'svm' go together"]),
-        (["model.name=rbf"], ["'rbf' and 'svm' go together"]),
+        (["trainer.name=svm"], ["model.name = 'small-mlp'", "not 'svm'", "'svm' fits rbf"]),
+        (["model.name=rbf"], ["model.name = 'rbf'", "'svm', not 'sgd'"]),
         ([*SETTINGS, "privacy.budget_epsilon=1"], ["needs public records", "data.public_records"]),
         ([*SETTINGS, "trainer.frequencies=random"], ["privacy.budget_epsilon is missing"]),
         ([*ADLM, "privacy.budget_epsilon=1"], ["trainer.name = 'adlm' needs public records"]),

@@ -24,15 +24,22 @@ from typing import Any
 import fed_dp
 from fed_dp.accounting import Account, Budget, Event, Ledger
 from fed_dp.accounting import ledger as ledger_module
-from fed_dp.clients import app as client_app
-from fed_dp.clients.books import Answer, Question, SiteBooks
+from fed_dp.clients import workplace
+from fed_dp.clients.ledger_session import SiteLedgerSession, TrainRequest, TrainResponse
 from fed_dp.experiment import Experiment, build, to_run_config
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.models import use_one_thread
 from fed_dp.sharing import message as names
 from tests.clients.deployed import Deployed
 
-WATCHED = ("accounting/ledger", "accounting/account", "clients/app", "clients/books", "clients/participant")
+WATCHED = (
+    "accounting/ledger",
+    "accounting/account",
+    "clients/app",
+    "clients/workplace",
+    "clients/ledger_session",
+    "clients/update_exchange",
+)
 WATCHED += ("mechanisms/", "sharing/private_selection", "sharing/codec")
 EARLY = b"!"
 early = [0]  # how often noise was drawn before the charge
@@ -152,21 +159,23 @@ def weaken(mutant: str) -> None:
     """Make the books worse: the checks must see it."""
     if mutant in ("late", "never"):  # the charge is written after noise was drawn, or not at all
         pending: list[Event] = []
-        keep = SiteBooks.keep
+        keep = SiteLedgerSession.keep
 
-        def later(self: SiteBooks, event: Event, question: Question, *, ahead: int) -> Account:
+        def later(self: SiteLedgerSession, event: Event, question: TrainRequest, *, ahead: int) -> Account:
             pending.append(event)
             account, _ = self.ledger.read()
             return account.charge(event)[0]
 
-        def and_then(self: SiteBooks, account: Account, question: Question, answer: Answer) -> None:
+        def and_then(
+            self: SiteLedgerSession, account: Account, question: TrainRequest, answer: TrainResponse
+        ) -> None:
             if mutant == "late":
                 self.ledger.charge(pending.pop())
                 keep(self, account, question, answer)
 
-        SiteBooks.charge, SiteBooks.keep = later, and_then  # type: ignore[method-assign]
+        SiteLedgerSession.charge, SiteLedgerSession.keep = later, and_then  # type: ignore[method-assign]
     elif mutant == "forgetful":  # nothing is kept: a retry draws fresh noise
-        SiteBooks.kept = lambda *_: None  # type: ignore[assignment, method-assign]
+        SiteLedgerSession.kept = lambda *_: None  # type: ignore[assignment, method-assign]
 
 
 def main(folder: Path, kills: int, mutant: str = "") -> dict[str, Any]:
@@ -219,7 +228,7 @@ def begin(path: Path) -> Ledger:
 if __name__ == "__main__":
     use_one_thread()
     SecureNoise()  # imported once, before the forks
-    client_app._workplace(tuple(sorted(to_run_config(experiment()).items())))  # and read once
+    workplace.read_workplace(tuple(sorted(to_run_config(experiment()).items())))  # and read once
     where, how_often = Path(sys.argv[1]), int(sys.argv[2])
     results = {"": main(where, how_often)}
     print(json.dumps(results | {m: of_mutant(where, 12, m) for m in ("late", "never", "forgetful")}))

@@ -16,12 +16,13 @@ from fed_dp.accounting import from_json
 from fed_dp.clients.app import app
 from fed_dp.errors import EmptyRound, ResumeError
 from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.runs.report import traffic_lines
+from fed_dp.server import drivers
+from fed_dp.server.observers import Silent
+from fed_dp.server.rounds import run_rounds
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import InProcessGrid
-from fed_dp.simulations.report import traffic_lines
-from fed_dp.strategies import turns
-from fed_dp.strategies.rounds import Silent, run_rounds
-from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.clock import Clock
 from tests.conftest import small
 from tests.deploy.federation import Federation, tables
@@ -33,7 +34,7 @@ CLIENTS = 4
 
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "time", Clock())
+    monkeypatch.setattr(drivers, "time", Clock())
 
 
 class Faulty(InProcessGrid):
@@ -106,8 +107,8 @@ def test_the_run_goes_on_and_its_state_is_that_of_the_valid_uploads(
     lines = RunFolder(tmp_path / "bad").lines()
     assert [line["clients"]["uploaded"] for line in lines] == [2, 3, 3]
     if kind == "psgd":  # what was sent is spent, also when it was garbage; what never came is warned of
-        booked = [{event.client for event in from_json(line["events"])} for line in lines]
-        assert booked == [{1, 2, 3}, {0, 2, 3}, {1, 2, 3}]
+        accounted = [{event.client for event in from_json(line["events"])} for line in lines]
+        assert accounted == [{1, 2, 3}, {0, 2, 3}, {1, 2, 3}]
         assert any("2 replies never came" in warning for warning in summary["privacy"]["warnings"])
 
 

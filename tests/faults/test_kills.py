@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from fed_dp.deploy.requests import requests
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.deploy.run_queue import requests
+from fed_dp.runs.folder import RunFolder
 from tests.clock import HANG, wait_until
 from tests.deploy.federation import SITES, Federation, descendants, with_noise
 
@@ -131,7 +131,7 @@ def kill_one(federation: Federation, name: str, phase: str) -> None:
     """Kill one process of the server's or a site's."""
     words = {
         "the ServerApp's": ("flwr-serverapp",),
-        "the SuperLink's": ("fed_dp.deploy.link",),
+        "the SuperLink's": ("fed_dp.deploy.superlink",),
         "a site's": ("multiprocessing.forkserver",),
     }[phase.split(" process")[0]]
     found = [

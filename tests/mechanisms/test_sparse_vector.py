@@ -330,10 +330,10 @@ def test_at_one_epsilon_per_parameter_selection_is_nearly_a_coin_flip(form: str,
     change = np.where(rng.random(size) < 0.5, 0.0, gamma)
     common = {"bound": gamma, "threshold": 1e-4, "count": count, "epsilon": float(count)}
     found = FORMS[form](vectors)(change, noise=SimulationNoise(rng), **common)
-    chosen = change[found.indices] > 0
-    assert chosen.mean() == pytest.approx(larger, abs=0.02)
+    sample_clients = change[found.indices] > 0
+    assert sample_clients.mean() == pytest.approx(larger, abs=0.02)
     assert (np.abs(found.values) >= gamma * (1 - 1e-9)).mean() == pytest.approx(0.95, abs=0.01)
-    assert (found.values[chosen] < 0).mean() == pytest.approx(0.47, abs=0.02)
+    assert (found.values[sample_clients] < 0).mean() == pytest.approx(0.47, abs=0.02)
 
 
 # -------------------------------------------------------------------------------- odd inputs

@@ -14,9 +14,9 @@ import pytest
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise, gaussian_epsilon, gaussian_multiplier, statistics
 from fed_dp.mechanisms.statistics import (
-    Amount,
     HeadStatistics,
     MapMoments,
+    NoiseSpec,
     PatchMoments,
     deviation,
     minimiser,
@@ -66,10 +66,10 @@ def lengths(kind: str, module: ModuleType = statistics) -> tuple[list[float], li
     base = [(next(iter(records(kind))) * 0 + 0.1, LABELS)]
     found: tuple[list[float], list[float]] = ([], [])
     for record in records(kind):
-        for amount, norm, lengths in (("laplace", 1, found[0]), ("gaussian", 2, found[1])):
+        for spec, norm, lengths in (("laplace", 1, found[0]), ("gaussian", 2, found[1])):
             spy = Spy()
             for batches in (base, [*base, (record, LABELS)]):
-                module.release(statistic, iter(batches), module.Amount(amount, 1.0), spy)
+                module.release(statistic, iter(batches), module.NoiseSpec(spec, 1.0), spy)
             (without, scale), (together, _) = spy.calls
             lengths.append(float(np.linalg.norm(together - without, norm) / scale))
     return found
@@ -88,8 +88,8 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("HeadStatistics", ("return math.sqrt(1 + self.cross**2)", "return 1.0")),
         ("HeadStatistics, cross 2", ("return math.sqrt(1 + self.cross**2)", "return math.sqrt(2)")),
         ("HeadStatistics", ("(self.features + 1) / 2 + math.sqrt(self.features)", "(self.features + 1) / 2")),
-        ("HeadStatistics", ("return amount.value * statistic", "return amount.value / 2 * statistic")),
-        ("HeadStatistics", ("return statistic.l1 / amount.value", "return statistic.l1 / 2 / amount.value")),
+        ("HeadStatistics", ("return spec.value * statistic", "return spec.value / 2 * statistic")),
+        ("HeadStatistics", ("return statistic.l1 / spec.value", "return statistic.l1 / 2 / spec.value")),
         ("MapMoments", ("return math.sqrt(1 + len(self.sides))", "return math.sqrt(2)")),
         ("MapMoments", ("math.sqrt(self.channels * self.positions) + sum", "sum")),
         ("PatchMoments", ("_pack(v.T @ v) / records.shape[1]", "_pack(v.T @ v)")),
@@ -108,16 +108,16 @@ def test_a_weakened_statistic_is_found(kind: str, change: tuple[str, str]) -> No
 
 
 def test_the_noise_is_what_the_amount_says_entry_by_entry() -> None:
-    head, amount = HeadStatistics(20, 4, 2.0), Amount("gaussian", 3.0)
+    head, spec = HeadStatistics(20, 4, 2.0), NoiseSpec("gaussian", 3.0)
     noise = SimulationNoise(np.random.default_rng(0))
-    drawn = np.stack([release(head, [], amount, noise) for _ in range(400)])
+    drawn = np.stack([release(head, [], spec, noise) for _ in range(400)])
     gram, cross = head.unpack(drawn.std(0))
     sigma = 3.0 * math.sqrt(5)
-    assert deviation(head, amount) == pytest.approx(sigma, rel=1e-3)
+    assert deviation(head, spec) == pytest.approx(sigma, rel=1e-3)
     assert np.diag(gram).mean() == pytest.approx(sigma, rel=0.05)
     assert gram[np.triu_indices(20, 1)].mean() == pytest.approx(sigma / math.sqrt(2), rel=0.02)
     assert cross.mean() == pytest.approx(sigma / 2, rel=0.02)
-    pure = Amount("laplace", 0.5)
+    pure = NoiseSpec("laplace", 0.5)
     drawn = np.stack([release(head, [], pure, noise) for _ in range(400)])
     assert drawn.std(0).mean() == pytest.approx(deviation(head, pure), rel=0.05)
 
@@ -170,7 +170,7 @@ def test_an_indefinite_objective_is_projected_and_never_drawn_again() -> None:
     w = minimiser(noisy, cross, ridge=0.5)
     assert (projected + 0.5 * np.eye(30)) @ w == pytest.approx(cross)
     spy = Spy()
-    release(HeadStatistics(3, 2), [(-np.eye(3), np.zeros(3, int))], Amount("gaussian", 1.0), spy)
+    release(HeadStatistics(3, 2), [(-np.eye(3), np.zeros(3, int))], NoiseSpec("gaussian", 1.0), spy)
     assert len(spy.calls) == 1
 
 
@@ -204,7 +204,7 @@ def test_shares_of_a_budget_add_up_to_it(shares: tuple[float, ...]) -> None:
 def test_an_amount_that_is_none_is_refused() -> None:
     for value in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(PrivacyError, match="expected a number above 0"):
-            Amount("gaussian", value)
+            NoiseSpec("gaussian", value)
 
 
 def test_patch_moments_are_the_mean_over_a_records_patches() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize
 
-from fed_dp.clients.svm import liblinear
+from fed_dp.clients.svm.trainer import liblinear
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise, support_vector
 from fed_dp.mechanisms.statistics import ROUNDING
@@ -163,7 +163,9 @@ def scales(module: ModuleType = support_vector) -> dict[str, float]:
     found = {}
     for kind in KINDS:
         spy = Spy()
-        module.perturbed(np.zeros((3, 8)), cost=5.0, records=50, problems=3, kind=kind, amount=0.5, noise=spy)
+        module.perturbed(
+            np.zeros((3, 8)), cost=5.0, records=50, problems=3, kind=kind, noise_value=0.5, noise=spy
+        )
         [(_, found[kind])] = spy.calls
     return found
 
@@ -195,8 +197,8 @@ def test_noise_covers_the_worst_neighbours_and_no_more_than_it_must() -> None:
         (("math.sqrt(problems) * 2 * cost / records", "2 * cost / records"), TIGHT),
         (("math.sqrt(problems) * 2 * cost", "math.sqrt(problems) * cost"), TIGHT),
         (("cost / records * (1 + TOLERANCE)", "cost / records"), TIGHT),
-        (("noise.spherical, delta / amount", "noise.spherical, delta / amount / 2"), ("gamma",)),
-        (("noise.gaussian, amount * delta", "noise.gaussian, amount * delta / 2"), ("gaussian",)),
+        (("noise.spherical, delta / noise_value", "noise.spherical, delta / noise_value / 2"), ("gamma",)),
+        (("noise.gaussian, noise_value * delta", "noise.gaussian, noise_value * delta / 2"), ("gaussian",)),
         (("math.sqrt(weights.size) * delta", "delta"), ("laplace",)),
         (("scale = problems * paper_scale", "scale = paper_scale"), ("paper",)),
         (("2**2.5 *", "2**0.5 *"), ("paper",)),
@@ -221,5 +223,5 @@ def test_noise_of_random_direction_has_its_density() -> None:
 
 def test_one_draw_for_one_release() -> None:
     spy = Spy()
-    perturbed(np.zeros((2, 4)), cost=1.0, records=9, problems=2, kind="gamma", amount=1.0, noise=spy)
+    perturbed(np.zeros((2, 4)), cost=1.0, records=9, problems=2, kind="gamma", noise_value=1.0, noise=spy)
     assert len(spy.calls) == 1

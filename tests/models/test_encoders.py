@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 import torch
 
+from fed_dp import plugins
 from fed_dp.errors import ModelError
 from fed_dp.experiment import build as experiment_of
-from fed_dp.experiment.pairs import BEHAVIOUR_MODELS, FUNCTIONAL_MODELS, MODEL_OPTIONS, STATISTICS_MODELS
 from fed_dp.mechanisms.functional import approximation
 from fed_dp.mechanisms.statistics import release
-from fed_dp.models import BUILDERS, Encoded, FlatNetwork, Solver, build
+from fed_dp.models import Encoded, FlatNetwork, Solver
 from fed_dp.models.encoders import Compression, Fitted, PatchFilters, RandomFeatures, Scattered
-from fed_dp.models.networks import OnFrozen
+from fed_dp.models.layers import OnFrozen
 from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm
 from fed_dp.models.scattering import ANGLES, CHANNELS, MARGIN, Scattering, _low_pass, _morlet
+from tests.networks import network
 
 IMAGES, BEHAVIOUR = (1, 8, 8), (1, 5, 30)
 
@@ -79,51 +80,49 @@ def test_odd_and_small_images_are_transformed() -> None:
     assert Scattering(9, 11)(torch.ones(2, 3, 9, 11)).shape == (2, 3 * CHANNELS, 2, 2)
 
 
+PROVED = {"encoder": "dpa", "filters": "pcdbn", "relevance": "adlm"}  # who trains what an encoder offers
+MODELS = plugins.components("model")
+STATISTICS_MODELS = [name for name, model in MODELS.items() if model.offers in PROVED]
+
+
 @pytest.mark.parametrize("name", STATISTICS_MODELS)
 def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: str) -> None:
-    shape = BEHAVIOUR if name in BEHAVIOUR_MODELS else IMAGES
-    network = build(name, shape, 10)
-    assert isinstance(network, Encoded)
+    shape = BEHAVIOUR if MODELS[name].of_behaviour else IMAGES
+    encoded = network(name, shape, 10).build()
+    assert isinstance(encoded, Encoded)
     with torch.no_grad():
-        features = network.features(images(6, shape))
+        features = encoded.features(images(6, shape))
     if name == "class-sums":  # every one of its features is bounded
         assert float(features.abs().max()) == 1
     else:
         assert features.norm(dim=1).numpy() == pytest.approx(np.ones(6), abs=1e-4)
-    solver = Solver(name, shape, 10, {}, cross=1.0)
-    sizes = [layer.statistic.size for layer in network.learnt]
+    solver = Solver(network(name, shape, 10), cross=1.0)
+    sizes = [layer.statistic.size for layer in encoded.learnt]
     assert [statistic.size for statistic in solver.statistics[:-1]] == sizes
     fitted = sum(
         parameter.numel()
-        for layer in network.layers
+        for layer in encoded.layers
         if isinstance(layer, Fitted)
         for parameter in layer.parameters()
     )
-    assert FlatNetwork(name, shape, 10).size == sum(sizes) + fitted + 10 * features.shape[1]
+    assert FlatNetwork(network(name, shape, 10)).size == sum(sizes) + fitted + 10 * features.shape[1]
 
 
 @pytest.mark.parametrize(
     ("name", "layers"),
     [(name, None) for name in STATISTICS_MODELS]
-    + [(name, 2) for name in STATISTICS_MODELS if "layers" in MODEL_OPTIONS[name]],
+    + [(name, 2) for name in STATISTICS_MODELS if "layers" in MODELS[name].model_fields],
 )
 def test_the_schema_counts_the_stages_of_every_network(name: str, layers: int | None) -> None:
-    trainer = next(trainer for trainer, (proved, _) in FUNCTIONAL_MODELS.items() if name in proved)
+    trainer = PROVED[MODELS[name].offers]
     model = {"name": name} | ({"layers": layers} if layers else {})
-    data: dict[str, Any] = {"name": "health-weekly" if name in BEHAVIOUR_MODELS else "digits"}
+    data: dict[str, Any] = {"name": "health-weekly" if MODELS[name].of_behaviour else "digits"}
     data |= {"public_records": 50} if trainer == "adlm" else {}
     experiment = experiment_of({"data": data, "model": model, "trainer": {"name": trainer, "perturb": False}})
-    shape = BEHAVIOUR if name in BEHAVIOUR_MODELS else IMAGES
-    network = build(name, shape, 10, experiment.network)
-    assert isinstance(network, Encoded)
-    assert len(network.learnt) == experiment.model.learnt
-
-
-def test_every_option_of_the_schema_is_one_of_its_builder() -> None:
-    assert set(BUILDERS) == set(MODEL_OPTIONS)
-    for name, options in MODEL_OPTIONS.items():
-        taken = BUILDERS[name].__code__.co_varnames[2 : BUILDERS[name].__code__.co_argcount]
-        assert set(options) == set(taken) - {"polynomial", "intercept"}, name  # decided by a trainer
+    shape = BEHAVIOUR if MODELS[name].of_behaviour else IMAGES
+    encoded = experiment.network(shape, 10).build()
+    assert isinstance(encoded, Encoded)
+    assert encoded.stages == len(encoded.learnt) + 1 == experiment.model.stages
 
 
 def test_an_encoder_without_records_is_the_same_everywhere() -> None:
@@ -193,17 +192,17 @@ def test_patch_filters_find_what_patches_are_made_of() -> None:
 
 def test_layers_that_are_too_large_for_the_data_are_refused() -> None:
     with pytest.raises(ModelError, match=r"model.components = 500: the maps have only 64 dimensions"):
-        build("private-pca", IMAGES, 10, {"components": 500})
+        network("private-pca", IMAGES, 10, components=500).build()
     with pytest.raises(ModelError, match=r"model.filters = 25: patches have 25 numbers"):
-        build("patch-filters", IMAGES, 10, {"filters": 25})
+        network("patch-filters", IMAGES, 10, filters=25).build()
     with pytest.raises(ModelError, match=r"model.features = 7: random features come in pairs"):
-        build("random-features", IMAGES, 10, {"features": 7})
+        network("random-features", IMAGES, 10, features=7).build()
     with pytest.raises(ModelError, match=r"needs images of 8×8"):
-        build("scattering", (30,), 2)
+        network("scattering", (30,), 2).build()
 
 
 def test_a_network_on_frozen_layers_is_trained_on_their_features() -> None:
-    net = FlatNetwork("scattering-linear", IMAGES, 10)
+    net = FlatNetwork(network("scattering-linear", IMAGES, 10))
     assert isinstance(net.network, OnFrozen)
     x = images()
     with torch.no_grad():
@@ -228,27 +227,27 @@ def test_the_auto_encoder_is_tied_and_normalised() -> None:
 
 
 def test_behaviour_sees_now_the_past_and_friends() -> None:
-    network = build("dpah", BEHAVIOUR, 2, {"hidden": 12})
-    assert isinstance(network, AutoEncoder)
-    assert network.tied[0].shape == (30, 12)
-    assert network.past.shape == (90, 12)
+    dpah = network("dpah", BEHAVIOUR, 2, hidden=12).build()
+    assert isinstance(dpah, AutoEncoder)
+    assert dpah.tied[0].shape == (30, 12)
+    assert dpah.past.shape == (90, 12)
     x = images(4, BEHAVIOUR)
-    inputs, _ = network.given(x)
+    inputs, _ = dpah.given(x)
     assert torch.allclose(inputs, ((x[:, 0, 3] + 1) / 2).clamp(0, 1))
     with torch.no_grad():
-        before = network(x)
-        network.influence.fill_(2.0)
-        network.head.normal_()
-        base = network(x)
+        before = dpah(x)
+        dpah.influence.fill_(2.0)
+        dpah.head.normal_()
+        base = dpah(x)
         friends = x.clone()
         friends[:, 0, 4, 0] += 0.5
-        assert not torch.allclose(network(friends), base)
+        assert not torch.allclose(dpah(friends), base)
         other = x.clone()
         other[:, 0, 4, 1:] = 9  # nothing is there
-        assert torch.allclose(network(other), base)
+        assert torch.allclose(dpah(other), base)
         assert torch.allclose(before, torch.full_like(before, math.log(0.5)))
     with pytest.raises(ModelError, match="a model of behaviour needs records of shape"):
-        build("dpah", (64,), 2)
+        network("dpah", (64,), 2).build()
 
 
 def test_a_crbm_computes_probabilities_by_its_polynomial_and_reconstructs() -> None:
@@ -273,11 +272,11 @@ def test_a_crbm_computes_probabilities_by_its_polynomial_and_reconstructs() -> N
 
 
 def test_the_networks_of_pcdbn_have_the_papers_layers() -> None:
-    image = build("cdbn", (1, 28, 28), 10)
+    image = network("cdbn", (1, 28, 28), 10).build()
     assert isinstance(image, Cdbn)
     assert [tuple(layer.filters.shape) for layer in image.layers] == [(32, 1, 5, 5), (64, 32, 5, 5)]  # type: ignore[union-attr]
     assert tuple(image.units.weight.shape) == (1024, 64 * 7 * 7)  # type: ignore[union-attr]
-    behaviour = build("cdbn-behaviour", BEHAVIOUR, 2)
+    behaviour = network("cdbn-behaviour", BEHAVIOUR, 2).build()
     assert isinstance(behaviour, Cdbn)
     assert [tuple(layer.filters.shape) for layer in behaviour.layers] == [(10, 1, 4, 12), (10, 10, 2, 6)]  # type: ignore[union-attr]
     x = images(3, BEHAVIOUR)

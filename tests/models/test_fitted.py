@@ -9,9 +9,10 @@ from scipy.optimize import approx_fprime
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise
-from fed_dp.mechanisms.statistics import Amount, ClassSums, deviation, release
-from fed_dp.models import build, fitted, initial_weights, use_one_thread
+from fed_dp.mechanisms.statistics import ClassSums, NoiseSpec, deviation, release
+from fed_dp.models import fitted, initial_weights, use_one_thread
 from fed_dp.models.fitted import ClassMeans, FourierFeatures, KernelMachine, Relevant, fitted_frequencies
+from tests.networks import network
 
 RNG = np.random.default_rng
 
@@ -63,15 +64,15 @@ def test_fourier_features_are_the_kernel_and_have_norm_one() -> None:
 def test_public_records_change_the_frequencies_and_the_seed_draws_them() -> None:
     x = RNG(0).normal(size=(10, 5)).astype(np.float32)
     y = np.zeros(10, np.int64)
-    plain, again, other = (initial_weights("rbf", (5,), 2, seed=s) for s in (1, 1, 2))
-    hybrid = initial_weights("rbf", (5,), 2, seed=1, public=(x, y))
+    plain, again, other = (initial_weights(network("rbf", (5,), 2), seed=s) for s in (1, 1, 2))
+    hybrid = initial_weights(network("rbf", (5,), 2), seed=1, public=(x, y))
     assert plain.tobytes() == again.tobytes() != other.tobytes()
     assert hybrid.tobytes() != plain.tobytes()
-    assert hybrid.tobytes() == initial_weights("rbf", (5,), 2, seed=1, public=(x, y)).tobytes()
+    assert hybrid.tobytes() == initial_weights(network("rbf", (5,), 2), seed=1, public=(x, y)).tobytes()
 
 
 def test_two_classes_have_one_output_and_its_sign_decides() -> None:
-    machine = build("rbf", (5,), 2, {"features": 8})
+    machine = network("rbf", (5,), 2, features=8).build()
     assert isinstance(machine, KernelMachine)
     assert machine.head.out_features == 1
     torch.nn.init.normal_(machine.head.weight)
@@ -122,10 +123,10 @@ def test_every_share_of_the_budget_is_the_noise_of_its_feature() -> None:
     shares = np.array([0.5, 0.3, 0.15, 0.05])
     statistic = ClassSums(shares, np.ones(3), 2)
     rng = SimulationNoise(RNG(0))
-    drawn = np.stack([release(statistic, [], Amount("laplace", 2.0), rng) for _ in range(3000)])
+    drawn = np.stack([release(statistic, [], NoiseSpec("laplace", 2.0), rng) for _ in range(3000)])
     wanted = np.repeat(np.sqrt(2) / (2.0 * shares), 2)  # Lap(1/ε_j), ε_j = share · ε
     assert drawn.std(0) == pytest.approx(wanted, rel=0.1)
-    drawn = np.stack([release(statistic, [], Amount("gaussian", 3.0), rng) for _ in range(3000)])
+    drawn = np.stack([release(statistic, [], NoiseSpec("gaussian", 3.0), rng) for _ in range(3000)])
     assert drawn.std(0) == pytest.approx(np.repeat(3.0 / np.sqrt(shares), 2), rel=0.1)
 
 
@@ -135,11 +136,11 @@ def accuracy(adaptive: bool, *, epsilon: float, seed: int) -> float:
     public, labels = labelled(1500, seed=1)
     network.fit(torch.from_numpy(public), torch.from_numpy(labels))
     x, y = labelled(2000, seed=2)
-    statistic, amount = network.head_statistics(1.0), Amount("laplace", epsilon)
+    statistic, noise_spec = network.head_statistics(1.0), NoiseSpec("laplace", epsilon)
     with torch.no_grad():
         features = network.features(torch.from_numpy(x)).numpy()
-    total = release(statistic, [(features, y)], amount, SimulationNoise(RNG(seed)))
-    noise = deviation(statistic, amount) / len(y)
+    total = release(statistic, [(features, y)], noise_spec, SimulationNoise(RNG(seed)))
+    noise = deviation(statistic, noise_spec) / len(y)
     head = statistic.head(total / len(y), noise=noise, kind="laplace", ridge=0.5)
     test, truth = labelled(2000, seed=3)
     with torch.no_grad():

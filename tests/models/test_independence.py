@@ -10,11 +10,12 @@ from opacus.validators import ModuleValidator
 from torch import Tensor, nn
 
 from fed_dp.accounting import SampledGaussian
-from fed_dp.clients.psgd import PsgdTrainer
+from fed_dp.clients.psgd import Psgd
+from fed_dp.clients.psgd.trainer import PsgdTrainer
 from fed_dp.errors import ModelError
-from fed_dp.experiment import Psgd
-from fed_dp.models import FlatNetwork
+from fed_dp.models import FlatNetwork, NetworkSpec
 from fed_dp.models.independence import check_independent
+from fed_dp.models.networks.small import Linear
 
 
 class Centred(nn.Module):
@@ -93,7 +94,7 @@ def test_features_are_looked_at_where_they_are_what_counts() -> None:
 
 
 def test_psgd_is_not_built_on_such_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fed_dp.models.flat.build", lambda *_: network(Centred()))
-    net = FlatNetwork("mine", (64,), 10)
+    monkeypatch.setattr("fed_dp.models.networks.small.Linear.build", lambda *_, **__: network(Centred()))
+    net = FlatNetwork(NetworkSpec(Linear(), (64,), 10))
     with pytest.raises(ModelError, match="no guarantee for one record holds"):
         PsgdTrainer(Psgd(name="psgd"), net, release=SampledGaussian(1.0, 0.1, 10))

@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from fed_dp import plugins
 from fed_dp.errors import ModelError
-from fed_dp.models import BUILDERS, Evaluator, FlatNetwork, initial_weights
-from fed_dp.models.networks import L2Pooling, SubtractiveNormalisation, build
+from fed_dp.models import Evaluator, FlatNetwork, initial_weights
+from fed_dp.models.layers import L2Pooling, SubtractiveNormalisation
+from tests.networks import network
 
 
 @pytest.mark.parametrize(
@@ -21,19 +23,19 @@ from fed_dp.models.networks import L2Pooling, SubtractiveNormalisation, build
 def test_the_papers_networks_have_the_papers_parameter_counts(
     name: str, shape: tuple[int, ...], count: int
 ) -> None:
-    assert FlatNetwork(name, shape, 10).size == count
+    assert FlatNetwork(network(name, shape, 10)).size == count
 
 
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", plugins.names("model"))
 def test_every_network_gives_log_probabilities(name: str) -> None:
     shape = (3, 32, 32) if "svhn" in name else (1, 32, 32)
-    output = build(name, shape, 10)(torch.randn(4, *shape))
+    output = network(name, shape, 10).build()(torch.randn(4, *shape))
     assert output.shape == (4, 10)
     assert torch.allclose(output.exp().sum(1), torch.ones(4))
 
 
 def test_pooling_before_tanh_is_figure_6() -> None:
-    net = build("dssgd-cnn-mnist", (1, 32, 32), 10)
+    net = network("dssgd-cnn-mnist", (1, 32, 32), 10).build()
     x = torch.randn(4, 1, 32, 32)
     layers = {type(layer).__name__: layer for layer in net}
     assert list(layers) == ["ChannelsLast", "Conv2d", "MaxPool2d", "Tanh", "Flatten", "Linear", "LogSoftmax"]
@@ -41,8 +43,8 @@ def test_pooling_before_tanh_is_figure_6() -> None:
         net[1], torch.nn.Tanh(), net[2], net[4], torch.nn.Tanh(), net[5], *net[7:]
     )
     gradients = []
-    for network in (net, as_printed):
-        output = network(x)
+    for each in (net, as_printed):
+        output = each(x)
         gradients.append(torch.autograd.grad(output[:, 0].sum(), list(net.parameters())))
         assert torch.allclose(output, net(x), atol=1e-6)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(*gradients, strict=True))
@@ -50,9 +52,9 @@ def test_pooling_before_tanh_is_figure_6() -> None:
 
 def test_a_network_that_does_not_fit_the_data_is_explained() -> None:
     with pytest.raises(ModelError, match=r"dssgd-cnn-mnist.*\(1, 32, 32\).*\(1, 28, 28\)"):
-        build("dssgd-cnn-mnist", (1, 28, 28), 10)
+        network("dssgd-cnn-mnist", (1, 28, 28), 10).build()
     with pytest.raises(ModelError, match=r"small-cnn.*needs images"):
-        build("small-cnn", (31,), 2)
+        network("small-cnn", (31,), 2).build()
 
 
 def test_subtractive_normalisation_removes_a_constant_even_at_the_border() -> None:
@@ -73,7 +75,7 @@ def test_l2_pooling_is_the_root_mean_square_with_a_finite_slope_at_zero() -> Non
 
 
 def test_flat_weights_are_the_networks_weights() -> None:
-    net = FlatNetwork("small-mlp", (1, 8, 8), 10)
+    net = FlatNetwork(network("small-mlp", (1, 8, 8), 10))
     weights = np.arange(net.size, dtype=np.float32)
     net.load(weights)
     assert torch.cat([p.reshape(-1) for p in net.parameters]).tolist() == weights.tolist()
@@ -84,19 +86,19 @@ def test_flat_weights_are_the_networks_weights() -> None:
 
 
 def test_initial_weights_depend_on_the_seed_alone() -> None:
-    arguments = ("small-mlp", (1, 8, 8), 10)
+    spec = network("small-mlp", (1, 8, 8), 10)
     torch.manual_seed(5)
-    one = initial_weights(*arguments, seed=1)
+    one = initial_weights(spec, seed=1)
     after = torch.rand(1)
     torch.manual_seed(5)
     assert torch.rand(1) == after  # torch's own generator was left alone
-    assert np.array_equal(one, initial_weights(*arguments, seed=1))
-    assert not np.array_equal(one, initial_weights(*arguments, seed=2))
+    assert np.array_equal(one, initial_weights(spec, seed=1))
+    assert not np.array_equal(one, initial_weights(spec, seed=2))
 
 
 def test_scores_of_known_weights() -> None:
     x = np.array([[1.0], [-1.0], [2.0], [-2.0]], np.float32)
-    evaluator = Evaluator("linear", (1,), 2, x, np.array([1, 1, 0, 0]))
+    evaluator = Evaluator(network("linear", (1,), 2), x, np.array([1, 1, 0, 0]))
     scores = evaluator.scores(np.array([-1.0, 1.0, 0.0, 0.0], np.float32))  # says 1 when x > 0
     assert scores["accuracy"] == 0.5
     assert scores["auc"] == pytest.approx(0.5)

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from fed_dp.errors import ModelError
-from fed_dp.models import build
 from fed_dp.models.paper import AdlmCnn
 from fed_dp.models.relevance import relevance
+from tests import networks
 
 
 def network(*, bias: bool) -> nn.Sequential:
@@ -68,10 +68,10 @@ def test_a_maximum_hands_it_to_the_input_it_took() -> None:
 def test_the_papers_network_and_ours_have_relevances() -> None:
     x, y = records()
     for name in ("small-mlp", "linear", "small-cnn"):
-        layers = build(name, (1, 8, 8), 3)
+        layers = networks.network(name, (1, 8, 8), 3).build()
         assert isinstance(layers, nn.Sequential)
         assert torch.isfinite(relevance(layers, x, y).inputs).all()
-    paper = build("adlm-cnn", (1, 8, 8), 3, {"filters": 2})
+    paper = networks.network("adlm-cnn", (1, 8, 8), 3, filters=2).build()
     assert isinstance(paper, AdlmCnn)
     assert torch.isfinite(relevance(paper.layers, x, y).inputs).all()
 

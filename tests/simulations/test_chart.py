@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fed_dp.simulations.chart import Chart, Point, Series, save, ticks, to_html
-from fed_dp.simulations.page import page
+from fed_dp.runs.chart import Chart, Point, Series, save, ticks, to_html
+from fed_dp.runs.page import page
 
 CHART = Chart(
     "a-chart",

@@ -13,13 +13,14 @@ import ray
 from ray.cluster_utils import Cluster
 
 from fed_dp.data.dataset import DataSet, Records, identity
+from fed_dp.data.sets.digits import Digits
 from fed_dp.errors import ResourceError, RunError
-from fed_dp.experiment import Data, to_run_config
+from fed_dp.experiment import to_run_config
+from fed_dp.runs.folder import Line
 from fed_dp.simulations.ray_grid import Pool, RayGrid, ray_session
-from fed_dp.strategies.run_folder import Line
 from tests.clock import HANG
 from tests.conftest import small
-from tests.simulations.test_private import marks
+from tests.simulations.test_private import ledger_heads
 from tests.simulations.test_ray import WithPools, on_ray, pool, questions
 from tests.simulations.test_simulate import run, weights
 
@@ -109,7 +110,7 @@ def test_a_cluster_by_its_address_gives_the_same_result(
     path, summary = on_ray(there, tmp_path / "there", watch)
     assert sorted(watch.machines.values()) == [1, 3]
     assert weights(path) == weights(here)
-    assert marks(path) == marks(here)
+    assert ledger_heads(path) == ledger_heads(here)
     assert summary["privacy"] == expected["privacy"]
     assert summary["digest"] == expected["digest"]
 
@@ -129,7 +130,7 @@ def test_a_machine_that_is_lost_in_a_round_costs_no_reply_and_nothing_twice(
     assert summary["digest"] == expected["digest"]
     assert summary["failures"] == 0
     assert weights(path) == weights(here)
-    assert marks(path) == marks(here)
+    assert ledger_heads(path) == ledger_heads(here)
     assert summary["privacy"] == expected["privacy"]
 
 
@@ -161,7 +162,7 @@ def test_records_that_do_not_fit_into_the_object_store_are_told() -> None:
         with pytest.raises(
             ResourceError, match=r"takes 0.101 GB, .*object store has 0.08 GB.*object_store_gb"
         ):
-            Pool(clients=1, cpus=1.0, gpus=0.0, section=Data(), dataset=large)
+            Pool(clients=1, cpus=1.0, gpus=0.0, section=Digits(), dataset=large)
 
 
 def test_a_machine_that_runs_low_on_memory_is_told() -> None:

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 from fed_dp.accounting import Ledger
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.svm import SvmTrainer
-from fed_dp.clients.trainer import Site
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.svm.trainer import SvmTrainer
+from fed_dp.clients.trainer import ClientData
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
 from fed_dp.experiment import Experiment, build, variants
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.saved import SavedModel
+from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
+from fed_dp.runs.folder import LEDGERS, RunFolder
+from fed_dp.runs.saved_model import SavedModel
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.study import run_study
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import LEDGERS, RunFolder
 from tests.clients.test_adlm import EPOCHS
 from tests.clients.test_statistics import experiment as statistics
 from tests.clients.test_svm import experiment as svm
@@ -40,11 +40,11 @@ def final(path: Path) -> np.ndarray:
 
 def own_machines(given: Experiment) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Every site's w, their counts, and the frequencies they share."""
-    members = federation(given)
+    members = make_federation(given)
     trainer, _ = make_trainer(given, members.dataset)
     assert isinstance(trainer, SvmTrainer)
     start = starting_weights(given, members)
-    sites = [Site(*members.client(k), k, 1, given.seed) for k in range(given.clients.count)]
+    sites = [ClientData(*members.client(k), k, 1, given.seed) for k in range(given.clients.count)]
     machines = np.stack([trainer.release(start, site, 1, None) for site in sites])
     return machines, np.array([len(site.y) for site in sites]), trainer.frozen(start, 1)
 
@@ -211,8 +211,8 @@ def test_a_saved_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
     path, summary = run(given, tmp_path)
     model = SavedModel.load(path)
     assert (given.seed, model.experiment.seed) == (3, 0)  # from which the noise could be drawn again
-    assert model.experiment.network == given.network
-    data = federation(given).dataset
+    assert model.experiment.network((14,), 2) == given.network((14,), 2)
+    data = make_federation(given).dataset
     x, y = data.inputs(data.test), data.test.y
     assert model.scores(x, y)["accuracy"] == summary["accuracy"]["final"]
     found = model.probabilities(x)

@@ -8,6 +8,7 @@ from flwr.clientapp import ClientApp
 
 from fed_dp.errors import BudgetExceeded, ResumeError
 from fed_dp.simulations.grid import InProcessGrid, SimulationGrid
+from fed_dp.strategies.failures import Failure, failure_of
 
 
 def counting(*, then: Exception | None = None) -> ClientApp:
@@ -39,14 +40,17 @@ def test_a_node_keeps_its_state_between_messages() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
-    [(ValueError("bad luck"), "ValueError: bad luck"), (BudgetExceeded("over budget"), "over budget")],
+    ("error", "failure"),
+    [
+        (ValueError("bad luck"), Failure("ValueError", "ValueError: bad luck")),
+        (BudgetExceeded("over budget"), Failure("BudgetExceeded", "over budget")),
+    ],
 )
-def test_an_exception_becomes_an_error_reply_and_changes_no_state(error: Exception, reason: str) -> None:
+def test_an_exception_becomes_an_error_reply_and_changes_no_state(error: Exception, failure: Failure) -> None:
     grid = InProcessGrid(1, {}, counting(then=error))
     (reply,) = ask(grid, 1)
     assert reply.has_error()
-    assert reply.error.reason == reason
+    assert failure_of(reply.error) == failure
     assert "count" not in grid.contexts[1].state
 
 

@@ -14,16 +14,17 @@ from flwr.app import RecordDict
 
 from fed_dp.accounting import Account, Budget, Event, Ledger, SparseVector
 from fed_dp.clients import app as client_app
-from fed_dp.clients.books import VirtualBooks
+from fed_dp.clients.ledger_session import VirtualLedgerSession
 from fed_dp.errors import PrivacyError, ResumeError, RunError
 from fed_dp.experiment import Experiment, to_run_config
+from fed_dp.runs.folder import LEDGERS, RunFolder
+from fed_dp.server.ledger_heads import FILE
+from fed_dp.server.observers import Silent
+from fed_dp.server.rounds import run_rounds
 from fed_dp.sharing.message import LEDGER
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
 from fed_dp.simulations.study import run_study
-from fed_dp.strategies.marks import FILE
-from fed_dp.strategies.rounds import Silent, run_rounds
-from fed_dp.strategies.run_folder import LEDGERS, RunFolder
 from tests.conftest import private_selection, small
 from tests.simulations.test_simulate import StopAfter, run, weights
 
@@ -38,9 +39,9 @@ KINDS: dict[str, Experiment] = {
 }
 
 
-def marks(path: Path) -> dict[str, str]:
+def ledger_heads(path: Path) -> dict[str, str]:
     file = path / LEDGERS
-    return {site: Ledger(file, site).read()[0].mark for site in Ledger(file).sites()}
+    return {site: Ledger(file, site).read()[0].ledger_head for site in Ledger(file).sites()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -61,7 +62,7 @@ def test_the_statement_the_lines_and_every_ledger_agree(kind: str, tmp_path: Pat
         assert [entry.event.round for entry in entries] == [1, 2]
     latest = RunFolder(path).latest()
     assert latest is not None
-    assert latest[1]["marks"].tolist() == list(marks(path).values())
+    assert latest[1]["marks"].tolist() == list(ledger_heads(path).values())
 
 
 def test_a_run_without_noise_has_no_ledger(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_resumed_run_repeats_its_last_round_and_its_ledgers_show_it_once(
         simulate(experiment, observer=StopAfter(1, before=before), engine="in-process", folder=folder)
     _, summary = run(experiment, tmp_path, folder=folder)
     assert weights(folder) == weights(whole)
-    assert marks(folder) == marks(whole)
+    assert ledger_heads(folder) == ledger_heads(whole)
     assert summary["privacy"] == expected["privacy"]
 
 
@@ -113,7 +114,7 @@ def test_secure_noise_that_is_not_installed_is_told_before_anything_starts(
 
 
 def with_account(grid: InProcessGrid, node: int, account: Account) -> None:
-    client_app.keep_books(grid.contexts[node], VirtualBooks(account))
+    VirtualLedgerSession(account, context=grid.contexts[node]).store()
 
 
 def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_site_over_budget_sends_nothing_and_the_run_goes_on_and_says_so(tmp_pa
         "1 client-rounds went on without a site whose budget, ledger or own file refused"
         in cost["warnings"][-1]
     )
-    books = client_app.virtual_books(grid.contexts[2])
+    books = VirtualLedgerSession.of(grid.contexts[2])
     assert books is not None
     assert books.account.number == 2
 

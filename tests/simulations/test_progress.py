@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fed_dp.server.app import PlainLines
+from fed_dp.server.observers import Observer
 from fed_dp.simulations.progress import ProgressBar
-from fed_dp.strategies.app import PlainLines
-from fed_dp.strategies.rounds import Observer
 from tests.conftest import small
 
 

@@ -15,17 +15,17 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fed_dp.errors import ResourceError, RunError
 from fed_dp.experiment import Experiment, to_run_config
-from fed_dp.experiment.federation import federation, load
+from fed_dp.experiment.federation import load, make_federation
 from fed_dp.models import initial_weights
+from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.sharing import message as names
 from fed_dp.simulations.ray_grid import AHEAD, Pool, RayGrid, _room, ray_session
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line, RunFolder
 from fed_dp.strategies.site_strategy import record
 from tests.clock import HANG
 from tests.conftest import private_selection, small, some
-from tests.simulations.test_private import marks
+from tests.simulations.test_private import ledger_heads
 from tests.simulations.test_simulate import run, weights
 
 pytestmark = pytest.mark.ray
@@ -69,7 +69,7 @@ def test_private_selections_give_the_same_result_and_the_same_ledgers(selection:
     here, summary = run(experiment, tmp_path / "here")
     there, other = on_ray(experiment, tmp_path / "there")
     assert weights(here) == weights(there)
-    assert marks(here) == marks(there)
+    assert ledger_heads(here) == ledger_heads(there)
     assert summary["privacy"] == other["privacy"]
 
 
@@ -132,7 +132,7 @@ def test_a_dead_actor_is_replaced_and_nothing_is_charged_twice(
     assert weights(here) == weights(there)
     assert summary["privacy"] == expected["privacy"]
     if kind == "psgd":
-        assert marks(here) == marks(there)
+        assert ledger_heads(here) == ledger_heads(there)
 
 
 @pytest.mark.exhaustive  # the same without a block
@@ -239,8 +239,8 @@ def test_a_message_that_kills_takes_none_of_its_block_with_it() -> None:
             return os._exit, (1,)
 
     grid.contexts[2].run_config = Bomb()
-    data = federation(experiment).dataset
-    shared = record(initial_weights(experiment.model.name, data.shape, data.classes, seed=1))
+    data = make_federation(experiment).dataset
+    shared = record(initial_weights(experiment.network(data.shape, data.classes), seed=1))
     order = ConfigRecord({names.ROUND: 1})
     messages = [
         Message(
@@ -317,8 +317,8 @@ def test_a_checkpoint_holds_a_clients_state_only_with_the_reply_that_the_server_
     experiment = small("psgd", clients={"count": 1})
     workers = pool(experiment)
     grid = RayGrid(1, dict(to_run_config(experiment)), workers)
-    data = federation(experiment).dataset
-    start = initial_weights(experiment.model.name, data.shape, data.classes, seed=1)
+    data = make_federation(experiment).dataset
+    start = initial_weights(experiment.network(data.shape, data.classes), seed=1)
     content = RecordDict({names.ARRAYS: record(start), names.CONFIG: ConfigRecord({names.ROUND: 1})})
     [identity] = grid.push_messages([Message(content, 1, MessageType.TRAIN, group_id="1")])
     deadline = time.monotonic() + HANG

@@ -14,12 +14,12 @@ import ray
 from fed_dp.clients import app as client_app
 from fed_dp.errors import EmptyRound, PartitionError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
-from fed_dp.experiment.federation import _LOADED
+from fed_dp.experiment.federation import forget
+from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.server.app import _UnderFlower
+from fed_dp.server.observers import Silent
 from fed_dp.simulations.runner import engine_for, simulate
 from fed_dp.simulations.study import run_study, to_resume, variants_of
-from fed_dp.strategies.app import _UnderFlower
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import Line, RunFolder
 from tests.conftest import small
 
 SUMMARY_KEYS = {
@@ -218,7 +218,7 @@ def test_a_run_is_not_resumed_on_other_records(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         simulate(experiment, observer=StopAfter(1, before=False), engine="in-process", folder=folder)
     np.savez(data / "train.npz", X=x[::-1], y=np.arange(40) % 2)
-    _LOADED.clear()
+    forget()
     with pytest.raises(ResumeError, match="data set has changed"):
         run(experiment, tmp_path, folder=folder)
 
@@ -231,14 +231,14 @@ def test_the_app_under_flower_does_not_resume_without_its_clients_state(tmp_path
 def test_a_failing_client_is_counted_and_the_round_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = client_app.Site
+    original = client_app.ClientData
 
     def fail(x: Any, y: Any, client: int, *rest: int) -> Any:
         if client == 2:
             raise ValueError("broken disk")
         return original(x, y, client, *rest)
 
-    monkeypatch.setattr(client_app, "Site", fail)
+    monkeypatch.setattr(client_app, "ClientData", fail)
     path, summary = run(small(), tmp_path)
     assert summary["failures"] == 2
     assert RunFolder(path).lines()[0]["failures"] == {"2": "ValueError: broken disk"}
@@ -248,7 +248,7 @@ def test_when_every_client_fails_the_run_fails(tmp_path: Path, monkeypatch: pyte
     def fail(*_: Any) -> Any:
         raise ValueError("no")
 
-    monkeypatch.setattr(client_app, "Site", fail)
+    monkeypatch.setattr(client_app, "ClientData", fail)
     with pytest.raises(EmptyRound, match="round 1: none of 4 clients uploaded; client 0: ValueError: no"):
         run(small(), tmp_path)
 

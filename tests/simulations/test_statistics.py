@@ -11,13 +11,15 @@ import pytest
 
 from fed_dp.accounting import Ledger
 from fed_dp.clients import app as client_app
+from fed_dp.clients.ledger_session import VirtualLedgerSession
 from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.runs.folder import LEDGERS, RunFolder
+from fed_dp.server.app import PlainLines
+from fed_dp.server.observers import Silent
+from fed_dp.server.rounds import run_rounds
 from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
 from fed_dp.simulations.study import run_study
-from fed_dp.strategies.app import PlainLines
-from fed_dp.strategies.rounds import Silent, run_rounds
-from fed_dp.strategies.run_folder import LEDGERS, RunFolder
 from tests.clients.test_statistics import MODELS, experiment
 from tests.conftest import private_selection, small
 from tests.simulations.test_simulate import StopAfter, run, weights
@@ -71,7 +73,7 @@ def test_another_layer_is_another_stage_with_its_share(
     tables = {"model": model, "trainer": {"name": trainer}, "strategy": {"name": "statistics"}}
     given = build({"seed": 3, "rounds": 5, "clients": {"count": 4}, "privacy": privacy, **tables})
     _, summary = run(given, tmp_path)
-    stages = given.model.learnt + 1
+    stages = given.model.stages
     assert stages == (3 if trainer == "dpa" else 4)
     spent = summary["epsilon_by_round"]
     assert all(b > a for a, b in pairwise(spent[:stages]))
@@ -173,7 +175,7 @@ def test_a_lost_reply_is_asked_for_again_released_once_and_booked_once(strategy:
     uploaded = [line["clients"]["uploaded"] for line in lines[:3]]
     assert uploaded == [4, 3, 1 if strategy == "statistics" else 4]
     assert lines[-1]["epsilon"]["min"] == lines[-1]["epsilon"]["max"] == pytest.approx(4.0)
-    books = client_app.virtual_books(list(grid.contexts.values())[1])
+    books = VirtualLedgerSession.of(list(grid.contexts.values())[1])
     assert books is not None
     assert books.account.number == 2
     assert summary["failures"] == 1
@@ -254,7 +256,7 @@ def test_ablations_learn_without_noise_and_without_privacy(kind: str, truncate: 
 
 def test_a_papers_noise_is_drawn_once_for_all_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     drawn: list[bytes] = []
-    from fed_dp.clients import paper as module
+    from fed_dp.clients.functional import perturbed as module
 
     real = module.coefficient_noise
 

@@ -12,21 +12,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fed_dp import seeds
-from fed_dp.clients.registry import make_trainer
-from fed_dp.clients.trainer import Site as Records
+from fed_dp.clients.building import make_trainer
+from fed_dp.clients.trainer import ClientData as Records
 from fed_dp.clients.trainer import State
 from fed_dp.errors import ResumeError, RunError
-from fed_dp.experiment import Dssgd as Options
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import federation
+from fed_dp.experiment.federation import make_federation
 from fed_dp.models import initial_weights
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server.observers import Silent
 from fed_dp.sharing.exchange import order
 from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import identify
 from fed_dp.simulations.runner import simulate
-from fed_dp.strategies.dssgd import Dssgd
-from fed_dp.strategies.rounds import Silent
-from fed_dp.strategies.run_folder import RunFolder
+from fed_dp.strategies.dssgd import Dssgd as Options
+from fed_dp.strategies.dssgd.strategy import DssgdStrategy
 from tests.conftest import small
 from tests.sharing import reference
 from tests.strategies.test_site_strategy import SITES, SIZE, asked, downloaded, ones, stamped, upload
@@ -49,10 +49,10 @@ def literal(experiment: Experiment, faults: dict[tuple[int, int], str] | None = 
     faults = faults or {}
     options, seed = experiment.strategy, experiment.seed
     assert isinstance(options, Options)
-    members = federation(experiment)
+    members = make_federation(experiment)
     data = members.dataset
     trainer, net = make_trainer(experiment, data)
-    start = list(initial_weights(net.name, data.shape, data.classes, seed=seed))
+    start = list(initial_weights(net.spec, seed=seed))
     everybody = range(experiment.clients.count)
     server = reference.Server(start)
     participants = [reference.Participant(start) for _ in everybody]
@@ -146,9 +146,9 @@ def test_a_run_equals_figures_3_and_4_written_out(
 # --------------------------------------------------------------------------------- the server
 
 
-def dssgd(size: int = SIZE, **options: Any) -> Dssgd:
+def dssgd(size: int = SIZE, **options: Any) -> DssgdStrategy:
     settings_ = Options(name="dssgd", **{"upload_fraction": 0.5, "exchange": "parallel", **options})
-    return Dssgd(np.zeros(size, np.float32), SITES, options=settings_)
+    return DssgdStrategy(np.zeros(size, np.float32), SITES, options=settings_)
 
 
 def part(*indices: int, value: float = 1.0) -> SparseUpdate:
@@ -164,7 +164,7 @@ def test_the_server_adds_and_never_averages() -> None:
     assert strategy.weights.tolist() == [1, 3, 0, 1]
     assert strategy.server.stat.tolist() == [1, 3, 0, 1]
     assert strategy.server.version == 3
-    assert strategy.tally.staleness == [0, 1, 2]
+    assert strategy.stats.staleness == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_garbage_is_refused_by_name_and_leaves_the_state_untouched(
         strategy.aggregate_train(1, replies + ([upload(questions[2], change)] if bad else []))
     for key, value in good.state().items():
         assert value.tobytes() == with_bad.state()[key].tobytes()
-    assert re.search(says, with_bad.tally.failed[2, 1])
+    assert re.search(says, with_bad.stats.failed[2, 1].reason)
 
 
 def test_a_download_holds_the_most_updated_parameters() -> None:
@@ -216,7 +216,7 @@ def test_in_turn_each_site_sees_what_the_one_before_uploaded() -> None:
             strategy.receive([upload(question, part(0))])
             strategy.abandon()
         assert seen == [0, 1, 2]
-        assert strategy.tally.staleness == [0, 0, 0]
+        assert strategy.stats.staleness == [0, 0, 0]
 
 
 def test_an_outdated_site_downloads_last_rounds_state() -> None:
@@ -229,7 +229,7 @@ def test_an_outdated_site_downloads_last_rounds_state() -> None:
             strategy.receive([upload(question, part(0))])
             strategy.abandon()
         strategy.finish(turn)
-        assert strategy.tally.staleness == [0, 1, 2]
+        assert strategy.stats.staleness == [0, 1, 2]
 
 
 def test_a_model_that_leaves_the_bounds_stops_the_run_with_advice() -> None:

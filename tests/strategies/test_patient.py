@@ -17,19 +17,20 @@ from fed_dp.accounting import to_json
 from fed_dp.clients.app import app
 from fed_dp.errors import EmptyRound, RunError
 from fed_dp.experiment import Experiment, to_run_config
-from fed_dp.experiment.federation import federation
-from fed_dp.experiment.release import agreement
+from fed_dp.experiment.federation import make_federation
+from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.start import starting_weights
+from fed_dp.runs.folder import RunFolder
+from fed_dp.server import discovery, networked, replies, site_scores
+from fed_dp.server.discovery import discover
+from fed_dp.server.ledger_heads import LedgerHeads
+from fed_dp.server.networked import NetworkedDriver
 from fed_dp.sharing import message as names
 from fed_dp.simulations.grid import InProcessGrid
-from fed_dp.strategies import patient, replies, site_scores, sites
-from fed_dp.strategies.averaging import Averaging
-from fed_dp.strategies.dssgd import Dssgd
-from fed_dp.strategies.marks import Marks
-from fed_dp.strategies.patient import OFFLINE, Patient
-from fed_dp.strategies.run_folder import RunFolder
-from fed_dp.strategies.site_strategy import ABSENT, NO_REPLY
-from fed_dp.strategies.sites import Site, discover
+from fed_dp.strategies.averaging.strategy import AveragingStrategy
+from fed_dp.strategies.dssgd.strategy import DssgdStrategy
+from fed_dp.strategies.failures import ABSENT, NO_REPLY, OFFLINE
+from fed_dp.strategies.sites import Site
 from tests.clock import HANG, Clock, Hangs, Immediate
 from tests.conftest import small
 
@@ -106,38 +107,38 @@ class Network(InProcessGrid):
 class Setting:
     experiment: Experiment
     network: Network
-    strategy: Dssgd
-    turns: Patient
+    strategy: DssgdStrategy
+    turns: NetworkedDriver
     done: list[int] = field(default_factory=list)
 
     def round(self) -> dict[tuple[int, int], str]:
         self.done.append(len(self.done) + 1)
         self.turns.round(self.done[-1])
-        return self.strategy.tally.failed
+        return {place: failure.reason for place, failure in self.strategy.stats.failed.items()}
 
 
 @pytest.fixture(autouse=True)
 def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (patient, replies, sites):
+    for module in (networked, replies, discovery):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(replies, "ThreadPoolExecutor", Immediate)
-    monkeypatch.setattr(patient, "LOOK", 0.0)
+    monkeypatch.setattr(networked, "LOOK", 0.0)
 
 
 def setting(plan: dict[int, list[str]], *, timeout: float = 20.0, **changes: Any) -> Setting:
     experiment = small(strategy={"name": "dssgd", "exchange": "parallel"}, rounds=9, **changes)
-    members = federation(experiment)
+    members = make_federation(experiment)
     network = Network(experiment, plan)
     there = [Site(k + 1, k, len(members.rows(k))) for k in range(CLIENTS)]
     assert not isinstance(experiment.strategy, str)
-    strategy = Dssgd(
+    strategy = DssgdStrategy(
         starting_weights(experiment, members),
         there,
         options=experiment.strategy,  # type: ignore[arg-type]
         seed=experiment.seed,
         quorum=experiment.clients.quorum,
     )
-    return Setting(experiment, network, strategy, Patient(strategy, network, timeout=timeout))
+    return Setting(experiment, network, strategy, NetworkedDriver(strategy, network, timeout=timeout))
 
 
 @pytest.mark.parametrize("fault", ["dies", "crashes", "restarts"])
@@ -147,7 +148,7 @@ def test_a_site_that_comes_back_is_asked_again_and_counts_once(fault: str) -> No
     assert len([client for client, _ in bad.network.asked if client == 1]) == 3
     assert bad.strategy.server.version == CLIENTS
     assert bad.strategy.server.weights.tobytes() == good.strategy.server.weights.tobytes()
-    assert bad.strategy.tally.asked == CLIENTS
+    assert bad.strategy.stats.asked == CLIENTS
 
 
 def test_a_late_answer_to_the_first_message_is_as_good_as_one_to_the_second() -> None:
@@ -176,9 +177,9 @@ def test_a_late_answer_to_the_first_message_is_as_good_as_one_to_the_second() ->
 
 def test_a_deadline_passes_and_the_site_is_not_waited_for_until_it_is_back() -> None:
     bad = setting({2: ["goes", *["silent"] * 10_000]}, timeout=20.0)
-    assert bad.round() == {(2, 1): NO_REPLY}
+    assert bad.round() == {(2, 1): NO_REPLY.reason}
     asked = len(bad.network.asked)
-    assert bad.round() == {(2, 2): OFFLINE}  # and at once: nobody asks what cannot be answered
+    assert bad.round() == {(2, 2): OFFLINE.reason}  # and at once: nobody asks what cannot be answered
     assert len(bad.network.asked) == asked + CLIENTS - 1
     bad.network.nodes[3].status, bad.network.plan = "online", {}
     assert bad.round() == {}
@@ -199,7 +200,7 @@ def test_a_reply_that_cannot_be_read_is_the_sites_fault_and_the_run_goes_on() ->
 def test_a_site_that_dies_of_every_question_is_not_asked_for_ever() -> None:
     bad = setting({1: ["crashes"] * 100}, timeout=20.0)
     assert bad.round() == {(1, 1): "it died"}
-    assert len([client for client, _ in bad.network.asked if client == 1]) == 1 + patient.MOST_COPIES
+    assert len([client for client, _ in bad.network.asked if client == 1]) == 1 + networked.MOST_COPIES
 
 
 def test_when_the_servers_own_connection_fails_the_run_stops_to_be_resumed() -> None:
@@ -239,8 +240,8 @@ def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(restart
 
 def test_a_reply_that_hangs_does_so_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real time, real threads
-    monkeypatch.setattr(patient, "LOOK", 0.0)
-    monkeypatch.setattr(patient, "POLL", 0.001)
+    monkeypatch.setattr(networked, "LOOK", 0.0)
+    monkeypatch.setattr(networked, "POLL", 0.001)
     bad = setting({}, timeout=HANG)
     network, hung, release = bad.network, threading.Event(), threading.Event()
 
@@ -267,42 +268,42 @@ def test_what_a_round_released_counts_though_the_round_came_to_nothing(tmp_path:
     for gone in ({1, 2}, {0}):  # two are missing, then another
         network = Network(experiment, {client: ["unreadable"] for client in gone})
         strategy = _strategy_of(experiment, folder)
-        turns = Patient(strategy, network, timeout=5)
+        turns = NetworkedDriver(strategy, network, timeout=5)
         try:
             turns.round(1)
         except EmptyRound:
-            uploads.append(strategy.tally.uploads)
+            uploads.append(strategy.stats.uploads)
     assert uploads == [2]
-    noted = [(event.client, event.round) for _, event in folder.noted()]
-    assert sorted(noted) == [(0, 1), (1, 1), (2, 1), (3, 1)]  # 3 answered twice with the same bytes
+    on_release = [(event.client, event.round) for _, event in folder.noted()]
+    assert sorted(on_release) == [(0, 1), (1, 1), (2, 1), (3, 1)]  # 3 answered twice with the same bytes
 
 
 def test_a_second_release_of_the_same_turn_counts_and_the_same_one_again_does_not() -> None:
     """The mark of the site's ledger tells them apart: asked from other weights, it was charged again."""
     from tests.strategies.test_site_strategy import AGREED, SITES, asked, averaging, ones, released, upload
 
-    strategy = averaging(agreements=[AGREED] * len(SITES))
-    noted: list[tuple[str, int]] = []
-    strategy.noted = lambda mark, events: noted.extend((mark, event.client) for event in events)
+    strategy = averaging(plans=[AGREED] * len(SITES))
+    on_release: list[tuple[str, int]] = []
+    strategy.on_release = lambda mark, events: on_release.extend((mark, event.client) for event in events)
     for mark in ("1:x", "1:x", "2:y"):
         replies = []
         for question, site in zip(asked(strategy), SITES, strict=True):
             event = released(client=site.client)
             reply = upload(question, ones(), events=to_json([event]))
-            reply.content.config_records[names.CONFIG][names.MARK] = f"{mark}{site.client}"
+            reply.content.config_records[names.CONFIG][names.LEDGER_HEAD] = f"{mark}{site.client}"
             replies.append(reply)
         strategy.aggregate_train(1, replies)
-    assert noted == [(f"{mark}{client}", client) for mark in ("1:x", "2:y") for client in range(3)]
+    assert on_release == [(f"{mark}{client}", client) for mark in ("1:x", "2:y") for client in range(3)]
 
 
-def _strategy_of(experiment: Experiment, folder: RunFolder) -> Averaging:
-    members = federation(experiment)
+def _strategy_of(experiment: Experiment, folder: RunFolder) -> AveragingStrategy:
+    members = make_federation(experiment)
     weights = starting_weights(experiment, members)
     there = [Site(k + 1, k, len(members.rows(k))) for k in range(CLIENTS)]
-    agreements = [agreement(experiment, client=k, size=weights.size) for k in range(CLIENTS)]
-    strategy = Averaging(weights, there, agreements=agreements, quorum=experiment.clients.quorum)
-    strategy.noted = folder.note
-    strategy.booked = {(event.client, event.round, mark) for mark, event in folder.noted()}
+    plans = [release_plan(experiment, client=k, size=weights.size) for k in range(CLIENTS)]
+    strategy = AveragingStrategy(weights, there, plans=plans, quorum=experiment.clients.quorum)
+    strategy.on_release = folder.note
+    strategy.accounted = {(event.client, event.round, mark) for mark, event in folder.noted()}
     return strategy
 
 
@@ -352,17 +353,17 @@ def test_a_question_that_is_lost_where_a_site_was_restarted_is_asked_again() -> 
 
 
 def test_the_mark_of_a_site_is_under_its_own_name_whatever_ledger_it_says_it_has(tmp_path: Path) -> None:
-    marks = Marks(tmp_path)
+    ledger_heads = LedgerHeads(tmp_path)
     honest = Site(1, 0, 9, ledger="one", name="a")
     liar = Site(2, 1, 9, ledger="one", name="b")
-    marks.keep([honest, liar], ["5:x", "99:y"])
-    assert Marks(tmp_path).of([honest, liar], ["", ""]) == ["5:x", "99:y"]
+    ledger_heads.keep([honest, liar], ["5:x", "99:y"])
+    assert LedgerHeads(tmp_path).of([honest, liar], ["", ""]) == ["5:x", "99:y"]
 
 
 def test_an_absent_site_is_counted_and_holds_nobody_back() -> None:
     bad = setting({})
     bad.strategy.sites = (Site(0, 0, 0), *bad.strategy.sites[1:])
-    assert bad.round() == {(0, 1): ABSENT}
+    assert bad.round() == {(0, 1): ABSENT.reason}
     assert bad.strategy.server.version == CLIENTS - 1
     network = Network(small())
     network.nodes[4].status = "offline"
@@ -377,7 +378,7 @@ def test_where_one_keeps_its_number_of_records_all_weigh_the_same() -> None:
     from tests.strategies.test_site_strategy import SITES, SIZE, asked, ones, upload
 
     hidden = [Site(site.node, site.client, 0 if site.client == 1 else site.records) for site in SITES]
-    strategy = Averaging(np.zeros(SIZE, np.float32), hidden)
+    strategy = AveragingStrategy(np.zeros(SIZE, np.float32), hidden)
     replies = [
         upload(question, ones(k), records=hidden[k].records) for k, question in enumerate(asked(strategy))
     ]

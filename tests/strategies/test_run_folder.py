@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fed_dp.errors import ResumeError, RunError
-from fed_dp.strategies.run_folder import RunFolder, new_path
+from fed_dp.runs.folder import RunFolder, new_path
 from tests.conftest import small
 
 

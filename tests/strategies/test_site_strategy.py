@@ -10,22 +10,25 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRec
 
 from fed_dp.accounting import Event, Gaussian, SampledGaussian, to_json
 from fed_dp.errors import EmptyRound, RunError
-from fed_dp.experiment.release import Agreement
+from fed_dp.experiment.plan import ReleasePlan
 from fed_dp.models import Evaluator
+from fed_dp.server.discovery import discover
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode
 from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import SimulationGrid, identify
-from fed_dp.strategies.averaging import Averaging
-from fed_dp.strategies.baselines import Centralised, Standalone
+from fed_dp.strategies.averaging.strategy import AveragingStrategy
+from fed_dp.strategies.baselines.strategy import CentralisedStrategy, StandaloneStrategy
+from fed_dp.strategies.failures import NO_REPLY, Failure
 from fed_dp.strategies.site_strategy import SiteStrategy
-from fed_dp.strategies.sites import Site, discover
+from fed_dp.strategies.sites import Site
+from tests.networks import network
 
 SIZE = 4
 SITES = [Site(node=10 + k, client=k, records=10 * (k + 1)) for k in range(3)]
 
 
-AGREED = Agreement(SampledGaussian(1.0, 0.1, 10), "psgd", "simulation")
+AGREED = ReleasePlan(SampledGaussian(1.0, 0.1, 10), "psgd", "simulation")
 
 
 def released(*, client: int, turn: int = 1, release: SampledGaussian | None = None) -> Event:
@@ -92,8 +95,8 @@ def some(count: int) -> SparseUpdate:
     return SparseUpdate(np.arange(count), np.ones(count, np.float32), SIZE)
 
 
-def averaging(**options: Any) -> Averaging:
-    return Averaging(np.zeros(SIZE, np.float32), SITES, **options)
+def averaging(**options: Any) -> AveragingStrategy:
+    return AveragingStrategy(np.zeros(SIZE, np.float32), SITES, **options)
 
 
 def test_averaging_weighs_changes_by_records() -> None:
@@ -142,8 +145,8 @@ def test_a_bad_upload_is_refused_by_name_and_changes_nothing(
     replies = [upload(q, ones()) for q in questions[:2]] + [upload(questions[2], change, **options)]
     with_bad.aggregate_train(1, replies)
     assert with_bad.weights.tobytes() == good.weights.tobytes()
-    assert says in with_bad.tally.failed[2, 1]
-    assert with_bad.tally.uploads == 2
+    assert says in with_bad.stats.failed[2, 1].reason
+    assert with_bad.stats.uploads == 2
 
 
 def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_counted() -> None:
@@ -154,14 +157,14 @@ def test_missing_records_truncated_arrays_errors_strangers_and_silence_are_count
     failed = Message(Error(2, "it hurts"), reply_to=questions[2])
     with pytest.raises(EmptyRound, match=r"round 1: none of 3 clients uploaded; client 0: not an upload"):
         strategy.aggregate_train(1, [empty, broken, failed])
-    assert "truncated" in strategy.tally.failed[1, 1]
-    assert strategy.tally.failed[2, 1] == "it hurts"
+    assert "truncated" in strategy.stats.failed[1, 1].reason
+    assert strategy.stats.failed[2, 1].reason == "it hurts"
     questions = asked(strategy, 2)
     foreign = upload(questions[0], ones())
     foreign.metadata.__dict__["_src_node_id"] = 99
     strategy.aggregate_train(2, [upload(questions[0], ones()), foreign])
-    assert strategy.tally.failed == {(1, 2): "no reply in time", (2, 2): "no reply in time"}
-    assert strategy.tally.repeated == 1
+    assert strategy.stats.failed == {(1, 2): NO_REPLY, (2, 2): NO_REPLY}
+    assert strategy.stats.repeated == 1
 
 
 def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> None:
@@ -170,12 +173,12 @@ def test_an_error_about_a_dead_node_is_told_of_the_client_that_was_asked() -> No
     about = Message(Error(5, "node unavailable"), reply_to=questions[1])
     about.metadata.__dict__["_src_node_id"] = 1  # it comes from the SuperLink
     strategy.aggregate_train(1, [upload(questions[0], ones()), about, upload(questions[2], ones())])
-    assert strategy.tally.failed == {(1, 1): "node unavailable"}
+    assert strategy.stats.failed == {(1, 1): Failure("Error", "node unavailable")}
 
 
-def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
+def private(events: list[Event], change: np.ndarray | None = None) -> AveragingStrategy:
     """A private round in which client 1 sends these events; the others send what they should."""
-    strategy = averaging(agreements=[AGREED] * len(SITES))
+    strategy = averaging(plans=[AGREED] * len(SITES))
     replies = []
     for question, site in zip(asked(strategy), SITES, strict=True):
         one = site.client == 1
@@ -197,8 +200,8 @@ def private(events: list[Event], change: np.ndarray | None = None) -> Averaging:
 )
 def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, turn: int, says: str) -> None:
     strategy = private([] if client is None else [released(client=client, turn=turn)])
-    assert says in strategy.tally.failed[1, 1]
-    assert sorted(event.client for event in strategy.tally.events) == [0, 2]
+    assert says in strategy.stats.failed[1, 1].reason
+    assert sorted(event.client for event in strategy.stats.events) == [0, 2]
 
 
 @pytest.mark.parametrize(
@@ -207,15 +210,15 @@ def test_a_private_site_cannot_hide_or_shift_what_it_spent(client: int | None, t
 )
 def test_a_site_cannot_claim_another_release_than_was_agreed(release: SampledGaussian) -> None:
     strategy = private([released(client=1, release=release)])
-    assert "agreed was SampledGaussian(noise_multiplier=1.0" in strategy.tally.failed[1, 1]
+    assert "planned was SampledGaussian(noise_multiplier=1.0" in strategy.stats.failed[1, 1].reason
     strategy = private([released(client=1)] * 1000)
-    assert "1000 events: a private upload has one" in strategy.tally.failed[1, 1]
+    assert "1000 events: a private upload has one" in strategy.stats.failed[1, 1].reason
 
 
 def test_what_a_refused_upload_released_is_booked_all_the_same() -> None:
     strategy = private([released(client=1)], change=np.full(SIZE, np.nan, np.float32))
-    assert strategy.tally.uploads == 2
-    assert sorted(event.client for event in strategy.tally.events) == [0, 1, 2]
+    assert strategy.stats.uploads == 2
+    assert sorted(event.client for event in strategy.stats.events) == [0, 1, 2]
 
 
 def test_a_repeated_upload_is_not_counted_twice() -> None:
@@ -225,8 +228,8 @@ def test_a_repeated_upload_is_not_counted_twice() -> None:
         replies = [upload(questions[0], ones(5))] * copies + [upload(q, ones()) for q in questions[1:]]
         strategy.aggregate_train(1, replies)
     assert once.weights.tobytes() == twice.weights.tobytes()
-    assert twice.tally.uploads == 3
-    assert (once.tally.repeated, twice.tally.repeated) == (0, 2)
+    assert twice.stats.uploads == 3
+    assert (once.stats.repeated, twice.stats.repeated) == (0, 2)
 
 
 def test_an_upload_of_an_earlier_round_is_not_counted_again() -> None:
@@ -238,10 +241,10 @@ def test_an_upload_of_an_earlier_round_is_not_counted_again() -> None:
     copied = Message(first[0].content, reply_to=questions[0])  # old content in a new envelope
     strategy.aggregate_train(2, [first[1], copied, upload(questions[2], ones(0))])
     assert strategy.weights.tobytes() == before.tobytes()
-    assert strategy.tally.repeated == 1
-    assert strategy.tally.failed == {
-        (0, 2): "round = 1: the site was asked for round 2",
-        (1, 2): "no reply in time",
+    assert strategy.stats.repeated == 1
+    assert strategy.stats.failed == {
+        (0, 2): Failure("UploadRefused", "round = 1: the site was asked for round 2"),
+        (1, 2): NO_REPLY,
     }
 
 
@@ -255,36 +258,36 @@ def test_a_round_without_uploads_is_an_error() -> None:
 
 def test_a_fraction_of_the_clients_is_drawn_anew_each_round_and_reproducibly() -> None:
     sites = [Site(k, k, 1) for k in range(20)]
-    one, same = (Averaging(np.zeros(1, np.float32), sites, fraction=0.3, seed=5) for _ in range(2))
-    rounds = [one.chosen(turn) for turn in range(1, 6)]
-    assert rounds == [same.chosen(turn) for turn in range(1, 6)]
+    one, same = (AveragingStrategy(np.zeros(1, np.float32), sites, fraction=0.3, seed=5) for _ in range(2))
+    rounds = [one.sample_clients(turn) for turn in range(1, 6)]
+    assert rounds == [same.sample_clients(turn) for turn in range(1, 6)]
     assert all(len(set(r)) == 6 and list(r) == sorted(r, key=lambda s: s.client) for r in rounds)
     assert len({tuple(r) for r in rounds}) > 1
 
 
 def test_standalone_sites_keep_to_themselves() -> None:
-    strategy = Standalone(np.zeros(SIZE, np.float32), SITES)
+    strategy = StandaloneStrategy(np.zeros(SIZE, np.float32), SITES)
     for turn in (1, 2):
         questions = asked(strategy, turn)
         strategy.aggregate_train(turn, [upload(q, ones(k)) for k, q in enumerate(questions)])
     assert strategy.own.tolist() == [[2.0 * k] * SIZE for k in range(3)]
     assert downloaded(asked(strategy, 3)[2]).values.tolist() == [4.0] * SIZE
-    assert strategy.tally.bytes_downloaded == 0  # nothing is shared
-    again = Standalone(np.zeros(SIZE, np.float32), SITES)
+    assert strategy.stats.bytes_downloaded == 0  # nothing is shared
+    again = StandaloneStrategy(np.zeros(SIZE, np.float32), SITES)
     again.restore(strategy.state())
     assert again.own.tolist() == strategy.own.tolist()
     x = np.array([[1.0]], np.float32)
-    evaluator = Evaluator("linear", (1,), 2, x, np.array([1]))
+    evaluator = Evaluator(network("linear", (1,), 2), x, np.array([1]))
     strategy.own = np.array([[-1, 1, 0, 0], [1, -1, 0, 0], [-1, 1, 0, 0]], np.float32)
     assert strategy.scores(evaluator)["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_bytes_are_those_on_the_wire() -> None:
-    for kind, counts in ((Averaging, True), (Centralised, False)):
+    for kind, counts in ((AveragingStrategy, True), (CentralisedStrategy, False)):
         strategy = kind(np.zeros(1000, np.float32), SITES)
         questions = asked(strategy)
         strategy.aggregate_train(1, [upload(q, np.ones(1000, np.float32)) for q in questions])
-        for sent in (strategy.tally.bytes_uploaded, strategy.tally.bytes_downloaded):
+        for sent in (strategy.stats.bytes_uploaded, strategy.stats.bytes_downloaded):
             assert (3 * 4000 < sent < 3 * 4200) if counts else sent == 0
 
 
@@ -334,7 +337,7 @@ def test_a_federation_that_is_not_whole_does_not_start(answers: list[Any], says:
 
 
 STAGES = (Gaussian(9.0), Gaussian(3.0))
-STAGED = Agreement(STAGES[1], "statistics", "simulation", STAGES)
+STAGED = ReleasePlan(STAGES[1], "statistics", "simulation", STAGES)
 
 
 def told(*rounds: int, client: int = 1, release: Gaussian | None = None) -> str:
@@ -353,26 +356,26 @@ def told(*rounds: int, client: int = 1, release: Gaussian | None = None) -> str:
         (2, told(1, 3), "events of rounds [1, 3], asked in round 2"),
         (3, told(2, 2), "events of rounds [2, 2], asked in round 3"),
         (3, told(1, 2, client=0), "an event of client 0"),
-        (3, told(1, 2, release=Gaussian(3.0)), "agreed was Gaussian(noise_multiplier=9.0)"),
-        (1, told(1, release=Gaussian(90.0)), "agreed was Gaussian(noise_multiplier=9.0)"),
+        (3, told(1, 2, release=Gaussian(3.0)), "planned was Gaussian(noise_multiplier=9.0)"),
+        (1, told(1, release=Gaussian(90.0)), "planned was Gaussian(noise_multiplier=9.0)"),
     ],
 )
 def test_an_upload_that_rests_on_a_stage_that_was_not_told_is_refused(
     turn: int, events: str, why: str
 ) -> None:
-    strategy = averaging(agreements=[STAGED] * 3)
+    strategy = averaging(plans=[STAGED] * 3)
     replies = []
     for question, site in zip(asked(strategy, turn), SITES, strict=True):
         sent = events if site.client == 1 else told(*range(1, turn + 1)[:2], client=site.client)
         replies.append(upload(question, ones(), events=sent))
     strategy.aggregate_train(turn, replies)
-    assert why in strategy.tally.failed[1, turn]
-    assert strategy.tally.uploads == 2
+    assert why in strategy.stats.failed[1, turn].reason
+    assert strategy.stats.uploads == 2
 
 
 def test_what_is_told_again_is_booked_once_and_what_was_lost_is_booked_late() -> None:
-    strategy = averaging(agreements=[STAGED] * 3)
-    booked = []
+    strategy = averaging(plans=[STAGED] * 3)
+    accounted = []
     for turn, rounds in ((1, [1]), (2, [1, 2]), (3, [1, 2])):
         questions = asked(strategy, turn)
         there = [q for q, site in zip(questions, SITES, strict=True) if (site.client, turn) != (1, 2)]
@@ -381,5 +384,5 @@ def test_what_is_told_again_is_booked_once_and_what_was_lost_is_booked_late() ->
             client = next(s.client for s in SITES if s.node == question.metadata.dst_node_id)
             replies.append(upload(question, ones(), events=told(*rounds, client=client)))
         strategy.aggregate_train(turn, replies)
-        booked.append(sorted((event.client, event.round) for event in strategy.tally.events))
-    assert booked == [[(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 2)], [(1, 2)]]
+        accounted.append(sorted((event.client, event.round) for event in strategy.stats.events))
+    assert accounted == [[(0, 1), (1, 1), (2, 1)], [(0, 2), (2, 2)], [(1, 2)]]

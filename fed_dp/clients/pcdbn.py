@@ -1,0 +1,82 @@
+"""pCDBN: convolutional layers and head from perturbed objectives; proved from released moments of patches.
+
+Reference: Phan, Wu, Dou, "Preserving Differential Privacy in Convolutional Deep Belief Networks", 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from fed_dp.accounting.guarantee import Guarantee
+from fed_dp.clients.functional import DECLARED, PUBLIC, Functional
+from fed_dp.experiment.components import AuditSetup
+from fed_dp.mechanisms.functional import ApproximationName, approximation
+from fed_dp.models.network import Capability
+
+if TYPE_CHECKING:
+    from fed_dp.clients.trainer import Trainer
+    from fed_dp.experiment.schema import Experiment
+    from fed_dp.models import FlatNetwork
+
+CLAIMED = Guarantee(
+    "pcdbn_paper",
+    "claimed",
+    "record",
+    "replace one",
+    "pCDBN (Phan et al. 2017) adds noise once to the coefficients of an energy whose normaliser Z "
+    "changes with every step and with the records; one noisy copy for all groups, budget shared "
+    "by layers and head, sensitivity over the domain",
+)
+
+
+class Pcdbn(Functional):
+    """pCDBN: proved on filters that are made of released moments."""
+
+    name: Literal["pcdbn"] = "pcdbn"
+    approximation: ApproximationName = "chebyshev"  # of the sigmoid in the energy
+    degree: Annotated[int, Field(ge=1, le=15)] = 7  # L
+
+    needs: ClassVar[Capability] = "filters"
+    paper_needs: ClassVar[Capability | None] = "energy"
+    guarantees: ClassVar[tuple[Guarantee, ...]] = (PUBLIC, DECLARED, CLAIMED)
+    in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED}
+    variants: ClassVar[tuple[str, ...]] = tuple(in_paper)
+    paper_keys: ClassVar[tuple[str, ...]] = (*Functional.paper_keys, "approximation", "degree")
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse a degree for an approximation that has its own."""
+        super().check(experiment)
+        if self.approximation in ("piecewise", "printed") and self.is_set("degree"):
+            raise ValueError(
+                f"trainer.degree = {self.degree}: trainer.approximation = {self.approximation!r} has its own"
+            )
+
+    def network_options(self, experiment: Experiment) -> dict[str, Any]:
+        """Return the polynomial in place of the sigmoid."""
+        if self.as_in_paper(experiment.model) and self.truncate:
+            return {"polynomial": approximation(self.approximation, self.degree)}
+        return {}
+
+    def build_paper_form(self, experiment: Experiment, net: FlatNetwork) -> Trainer:
+        """Return the trainer of the paper's form."""
+        from fed_dp.clients.functional.perturbed import PerturbedTrainer
+
+        return PerturbedTrainer(self, net, epsilon=experiment.privacy.budget_epsilon)
+
+    @classmethod
+    def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:
+        """Return the smallest experiment of each form."""
+        proved = AuditSetup(
+            strategy={"name": "statistics"},
+            rounds=3,
+            model={"name": "patch-filters", "components": 30},
+            trainer={"name": "pcdbn"},
+        )
+        paper = AuditSetup(
+            model={"name": "cdbn", "filters": 2, "hidden": 8},
+            trainer={"name": "pcdbn", "local_epochs": 5, "batch_size": 1000},
+        )
+        return {"pcdbn": {"proved": proved, "paper": paper}}

@@ -1,0 +1,34 @@
+"""A generated health social network of 254 people, by day or by week."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from fed_dp.data.dataset import DataSet
+from fed_dp.data.options import Embedded
+
+
+class HealthDaily(Embedded):
+    """300 days."""
+
+    name: Literal["health-daily"] = "health-daily"
+    influence: bool = True  # of friends: false leaves it out
+    about: ClassVar[str] = "health social network of 254 people, 300 days, generated"
+    owners: ClassVar[str | None] = "people"
+    of_behaviour: ClassVar[bool] = True
+    weekly: ClassVar[bool] = False
+
+    def read(self) -> DataSet:
+        """Generate all records."""
+        from fed_dp.data.health import health_network, without_influence
+
+        found = health_network(weekly=self.weekly)
+        return found if self.influence else without_influence(found)
+
+
+class HealthWeekly(HealthDaily):
+    """48 weeks."""
+
+    name: Literal["health-weekly"] = "health-weekly"  # type: ignore[assignment]
+    about: ClassVar[str] = "the same by 48 weeks, generated"
+    weekly: ClassVar[bool] = True

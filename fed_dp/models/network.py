@@ -1,0 +1,95 @@
+"""What a network declares: its options, what trainers find in it, and how it is built.
+
+A network is a table `model` of an experiment. Its class is registered under the entry point `fed_dp.models`.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fed_dp.errors import ModelError
+from fed_dp.options import Section
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Shape = tuple[int, ...]
+# What a trainer can find in a network:
+Capability = Literal[
+    "gradients",  # log-probabilities, whose gradient by every record exists: no layer mixes records
+    "encoder",  # `Encoded`: features of bounded norm that no record decides, or that released moments do
+    "filters",  # `Encoded`: convolutions made of released moments of patches
+    "relevance",  # `Encoded`: features weighed by their relevance to public records
+    "kernel",  # `KernelMachine`: Fourier features of a kernel under a linear machine
+    "auto-encoder",  # the objective of dPA's paper
+    "energy",  # that of pCDBN's
+    "noisy-inputs",  # that of AdLM's
+]
+
+
+class Network(Section):
+    """Options of a network; subclasses add theirs. Sizes that are not given are the network's own."""
+
+    name: str
+    offers: ClassVar[Capability] = "gradients"
+    of_behaviour: ClassVar[bool] = False  # whether it needs records of behaviour, with past and friends
+    fitted: ClassVar[bool] = False  # whether an encoder of it is fitted to public records
+    closed_form: ClassVar[bool] = False  # whether its head follows from statistics without any descent
+
+    @property
+    def stages(self) -> int:
+        """How many statistics its encoder and head are made of: one for each learnt layer, and the head's."""
+        return 1
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The sizes that are given."""
+        return self.model_dump(exclude={"name"}, exclude_none=True)
+
+    @abstractmethod
+    def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
+        """Build it for inputs of `shape`; `decided` is what a trainer decides of it."""
+
+    def image(self, shape: Shape, *, at_least: int) -> tuple[int, int, int]:
+        """Return the shape, which must be of images with sides of at least so many pixels."""
+        if len(shape) != 3 or min(shape[1:]) < at_least:
+            raise ModelError(
+                f"model.name = {self.name!r} needs images of {at_least}×{at_least} or more; the data has shape "
+                f"{shape}"
+            )
+        return shape[0], shape[1], shape[2]
+
+    def exactly(self, shape: Shape, expected: Shape) -> None:
+        """Refuse inputs of any other shape."""
+        if shape != expected:
+            raise ModelError(
+                f"model.name = {self.name!r} needs inputs of shape {expected}; the data has shape {shape}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkSpec:
+    """All that a network is built from: its options, the inputs, the classes, what a trainer decides."""
+
+    model: Network
+    shape: Shape
+    classes: int
+    decided: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The network's name."""
+        return self.model.name
+
+    def build(self) -> nn.Module:
+        """Build the network."""
+        return self.model.build(self.shape, self.classes, **self.decided)
+
+
+def size_of(shape: Shape) -> int:
+    """Return how many numbers an input of a shape has."""
+    return math.prod(shape)

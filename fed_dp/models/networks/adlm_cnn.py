@@ -1,0 +1,31 @@
+"""AdLM's convolutional network as its paper has it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.options import Size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class AdlmCnnNetwork(Network):
+    """MNIST: 32 and 64 filters of 5×5, 25 units. CIFAR-10: 128 of 3×3, 128 and 256 of 5×5, 30 units."""
+
+    name: Literal["adlm-cnn"] = "adlm-cnn"
+    offers: ClassVar[Capability] = "noisy-inputs"
+    filters: Size | None = None
+    hidden: Size | None = None
+
+    def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
+        """Build it."""
+        from fed_dp.models.paper import AdlmCnn
+
+        image = self.image(shape, at_least=8)
+        if image[0] == 1:
+            first = self.filters or 32
+            return AdlmCnn(image, classes, (first, 2 * first), (5, 5), self.hidden or 25)
+        first = self.filters or 128
+        return AdlmCnn(image, classes, (first, first, 2 * first), (3, 5, 5), self.hidden or 30)

@@ -1,0 +1,47 @@
+"""Who watches a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from fed_dp.experiment import Experiment
+from fed_dp.runs.folder import Line
+
+
+class Observer(Protocol):
+    """Who watches a run: a progress bar, a log, a checkpoint of the clients."""
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """Note that the run begins (done = 0) or resumes after round `done`."""
+
+    def round_done(self, line: Line) -> None:
+        """Note that a round is over; its line is in metrics.jsonl."""
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        """Round `done` is about to be checkpointed: write now what must be as old as it."""
+
+    def restore(self, folder: Path, done: int) -> None:
+        """Read back what `checkpoint` wrote: the run resumes after round `done`."""
+
+    def stop(self) -> None:
+        """Note that the run is over, whichever way."""
+
+
+class Silent:
+    """An observer that does nothing; a starting point for others."""
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def round_done(self, line: Line) -> None:
+        """Do nothing."""
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def restore(self, folder: Path, done: int) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""

@@ -1,0 +1,192 @@
+"""What a round and a whole run come to: the lines of metrics.jsonl, and summary.json."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+import fed_dp
+from fed_dp.accounting import Event, Statement, spread, to_json
+from fed_dp.accounting.statement import statement
+from fed_dp.experiment import Experiment
+from fed_dp.experiment.federation import Federation
+from fed_dp.experiment.plan import budget_of
+from fed_dp.runs.folder import Line
+from fed_dp.strategies.failures import NO_REPLY, REFUSALS
+from fed_dp.strategies.site_strategy import RoundStats, SiteStrategy
+from fed_dp.strategies.sites import Site
+
+EventsByClient = Mapping[int, Sequence[Event]]
+BYTES = ("uploaded", "downloaded", "bound_uploaded", "bound_downloaded")
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    others = ("flwr", "torch", "opacus", "numpy", "scikit-learn", "dp-accounting")
+    return {"fed-dp": fed_dp.__version__} | {package: version(package) for package in others}
+
+
+def spent_by_sites(experiment: Experiment, events: EventsByClient) -> dict[str, float] | None:
+    """Return the least, the median and the most that sites have spent; None where nothing was."""
+    budget = budget_of(experiment)
+    return None if budget is None or not events else spread(events, delta=budget.delta)
+
+
+def round_line(
+    server_round: int,
+    stats: RoundStats,
+    scores: Mapping[str, float],
+    seconds: float,
+    cost: dict[str, float] | None,
+) -> Line:
+    """Return one round's line of metrics.jsonl."""
+    return {
+        "round": server_round,
+        **scores,
+        "epsilon": cost,
+        "clients": {"asked": stats.asked, "uploaded": stats.uploads, "failed": len(stats.failed)},
+        "repeated": stats.repeated,
+        "late": stats.late,
+        "failures": {
+            str(client) if at == server_round else f"{client}, round {at}": failure.reason
+            for (client, at), failure in sorted(stats.failed.items())
+        },
+        "failure_codes": dict(Counter(failure.code for failure in stats.failed.values())),
+        "bytes": {
+            "uploaded": stats.bytes_uploaded,
+            "downloaded": stats.bytes_downloaded,
+            "bound_uploaded": round(stats.bound_uploaded),
+            "bound_downloaded": round(stats.bound_downloaded),
+        },
+        "staleness": _staleness(stats.staleness),
+        "seconds": seconds,
+        "devices": sorted(stats.devices),
+        "events": to_json(stats.events),
+    }
+
+
+def run_summary(
+    experiment: Experiment,
+    federation: Federation,
+    strategy: SiteStrategy,
+    lines: Sequence[Line],
+    events: EventsByClient,
+) -> dict[str, Any]:
+    """Return what summary.json says of a finished run."""
+    scored = [line for line in lines if "accuracy" in line]
+    asked = sum(line["clients"]["asked"] for line in lines)
+    uploads = sum(line["clients"]["uploaded"] for line in lines)
+    seconds = sum(line["seconds"] for line in lines)
+    came_late = sum(line["late"] for line in lines)
+    cost = _statement(experiment, federation, strategy.sites, lines, events)
+    summary: dict[str, Any] = {
+        "experiment": experiment.name,
+        "digest": experiment.digest,
+        "data": _about_data(experiment, federation, strategy.sites),
+        "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
+        "trainer": experiment.trainer.name,
+        "strategy": experiment.strategy.name,
+        "mechanism": _mechanism(experiment),
+        "clients": experiment.nodes,
+        "rounds": experiment.rounds,
+        "accuracy": {
+            "final": scored[-1]["accuracy"],
+            "best": max(line["accuracy"] for line in scored),
+        },
+        "seconds": {"total": seconds, "per_client_round": seconds / uploads},
+        "bytes": {
+            **{key: sum(line["bytes"][key] for line in lines) for key in BYTES},
+            "dense": 4 * int(strategy.weights.size) * asked,
+        },
+        "failures": sum(line["clients"]["failed"] for line in lines) - came_late,
+        "late": came_late,
+        "failure_kinds": _kinds(lines),
+        "repeated": sum(line["repeated"] for line in lines),
+        "staleness": _all_staleness(lines),
+        "devices": sorted({device for line in lines for device in line["devices"]}),
+        "privacy": None if cost is None else cost.tables(),
+        "epsilon_by_round": [line["epsilon"]["max"] for line in lines if line["epsilon"]],
+        "versions": versions(),
+    }
+    if "auc" in scored[-1]:
+        summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
+    return summary
+
+
+def _about_data(experiment: Experiment, federation: Federation, sites: Sequence[Site]) -> dict[str, Any]:
+    parts = federation.parts
+    train = len(np.unique(np.concatenate(parts))) if parts else sum(site.records for site in sites)
+    return {
+        "name": federation.dataset.name,
+        "train": train,
+        "test": len(federation.dataset.test),
+        "partition": experiment.data.partition.name,
+        "notes": list(federation.notes),
+    }
+
+
+def _mechanism(experiment: Experiment) -> str | None:
+    """Name what makes it private, with what decides how much: runs that differ in ε alone have the same."""
+    if experiment.mechanism is None:
+        return None
+    variant = experiment.privacy.variant
+    parts = [experiment.mechanism[1], *([] if variant == "proved" else [variant])]
+    parts += [experiment.strategy.upload_summary] if experiment.strategy.upload_summary else []
+    return ", ".join(parts)
+
+
+def _kinds(lines: Sequence[Line]) -> dict[str, int]:
+    """Count failures by what was wrong: the words before the first colon or bracket, without numbers."""
+    reasons = (re.split(r"[:(;,]", why)[0].strip() for line in lines for why in line["failures"].values())
+    return dict(Counter(re.sub(r"\d+", "…", reason) for reason in reasons).most_common(20))
+
+
+def _codes(line: Line) -> Mapping[str, int]:
+    """Return how many failures a round had of each code; earlier versions wrote reasons alone."""
+    if "failure_codes" in line:
+        return dict(line["failure_codes"])
+    return {NO_REPLY.code: sum(why == NO_REPLY.reason for why in line["failures"].values())}
+
+
+def _staleness(found: Sequence[int]) -> dict[str, float] | None:
+    return {"mean": sum(found) / len(found), "max": max(found)} if found else None
+
+
+def _all_staleness(lines: Sequence[Line]) -> dict[str, float] | None:
+    there = [(line["clients"]["uploaded"], line["staleness"]) for line in lines if line["staleness"]]
+    if not there:
+        return None
+    uploads = sum(count for count, _ in there)
+    mean = sum(count * found["mean"] for count, found in there) / uploads
+    return {"mean": mean, "max": max(found["max"] for _, found in there)}
+
+
+def _statement(
+    experiment: Experiment,
+    federation: Federation,
+    sites: Sequence[Site],
+    lines: Sequence[Line],
+    events: EventsByClient,
+) -> Statement | None:
+    budget = budget_of(experiment)
+    if budget is None:
+        return None
+    codes: Counter[str] = Counter()
+    for line in lines:
+        codes.update(_codes(line))
+    return statement(
+        events,
+        delta=budget.delta,
+        budget_epsilon=budget.epsilon,
+        sites_per_record=federation.sites_per_record,
+        smallest_site=min((site.records for site in sites if site.records), default=1),
+        rounds=experiment.rounds,
+        late=codes[NO_REPLY.code] - sum(line["late"] for line in lines),
+        refused=sum(codes[code] for code in REFUSALS),
+        deployed=not federation.parts,
+    )

@@ -1,0 +1,87 @@
+"""The reference lines: all records in one place, the public records alone, and nobody sharing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+
+from fed_dp.experiment.components import StrategyOptions
+
+if TYPE_CHECKING:
+    from fed_dp.data.dataset import Integers
+    from fed_dp.experiment.schema import Experiment
+    from fed_dp.models import NetworkSpec, Vector
+    from fed_dp.strategies.site_strategy import SiteStrategy
+    from fed_dp.strategies.sites import Site
+
+
+class Pooled(StrategyOptions):
+    """One node has all that is used."""
+
+    pooled: ClassVar[bool] = True
+
+    def build(
+        self,
+        experiment: Experiment,
+        network: NetworkSpec,
+        weights: Vector,
+        sites: Sequence[Site],
+        **common: Any,
+    ) -> SiteStrategy:
+        """Return the strategy."""
+        from fed_dp.strategies.baselines.strategy import CentralisedStrategy
+
+        return CentralisedStrategy(weights, sites, **common)
+
+
+class Centralised(Pooled):
+    """All records in one place."""
+
+    name: Literal["centralised"] = "centralised"
+
+    def pooled_records(self, parts: Sequence[Integers], public: Integers | None) -> Integers:
+        """Return all records."""
+        return np.unique(np.concatenate(parts))
+
+
+class Public(Pooled):
+    """The public records alone (data.public_records), in one place: what can be had without the others."""
+
+    name: Literal["public"] = "public"
+    audited_by_runs: ClassVar[bool] = False
+
+    def pooled_records(self, parts: Sequence[Integers], public: Integers | None) -> Integers:
+        """Return the public records."""
+        assert public is not None  # by check
+        return public
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse noise, and to do without public records."""
+        if experiment.private or not experiment.data.public_records:
+            raise ValueError(
+                "strategy.name = 'public' trains on public records alone: expected data.public_records, and "
+                "a trainer that adds no noise"
+            )
+
+
+class Standalone(StrategyOptions):
+    """Every site alone."""
+
+    name: Literal["standalone"] = "standalone"
+    one_model: ClassVar[bool] = False
+    audited_by_runs: ClassVar[bool] = False
+
+    def build(
+        self,
+        experiment: Experiment,
+        network: NetworkSpec,
+        weights: Vector,
+        sites: Sequence[Site],
+        **common: Any,
+    ) -> SiteStrategy:
+        """Return the strategy."""
+        from fed_dp.strategies.baselines.strategy import StandaloneStrategy
+
+        return StandaloneStrategy(weights, sites, **common)

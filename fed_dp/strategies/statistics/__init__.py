@@ -1,0 +1,73 @@
+"""Statistics: every site sends each statistic once, and the server solves for the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+
+from fed_dp import plugins
+from fed_dp.experiment.components import StrategyOptions
+
+if TYPE_CHECKING:
+    from fed_dp.experiment.schema import Experiment
+    from fed_dp.models import NetworkSpec, Vector
+    from fed_dp.strategies.site_strategy import SiteStrategy
+    from fed_dp.strategies.sites import Site
+
+
+@runtime_checkable
+class SolvesFromStatistics(Protocol):
+    """Options of a trainer whose model the server can solve for."""
+
+    cross: float
+    ridge: float
+
+
+class Statistics(StrategyOptions):
+    """Every site's statistics once, added up; the server solves for the model. Later rounds are free."""
+
+    name: Literal["statistics"] = "statistics"
+    deployable: ClassVar[bool] = True
+
+    @property
+    def uploads_statistics(self) -> bool:
+        """Clients send statistics."""
+        return True
+
+    def check(self, experiment: Experiment) -> None:
+        """Refuse what has no statistics that could be added up."""
+        from fed_dp.experiment.components import networks_offering
+
+        trainer, model = experiment.trainer, experiment.model
+        if not trainer.has_statistics:
+            others = (name for name, each in plugins.components("trainer").items() if each.has_statistics)
+            raise ValueError(
+                f"strategy.name = 'statistics': trainer.name = {trainer.name!r} has no statistics; "
+                f"allowed: {', '.join(others)}"
+            )
+        if trainer.as_in_paper(model):
+            raise ValueError(
+                f"strategy.name = 'statistics': model.name = {model.name!r} has none; allowed: "
+                f"{networks_offering(trainer.needs)}"
+            )
+
+    def build(
+        self,
+        experiment: Experiment,
+        network: NetworkSpec,
+        weights: Vector,
+        sites: Sequence[Site],
+        **common: Any,
+    ) -> SiteStrategy:
+        """Return the strategy."""
+        from fed_dp.experiment.plan import noise_spec
+        from fed_dp.models import Solver
+        from fed_dp.strategies.statistics.strategy import StatisticsStrategy
+
+        trainer = experiment.trainer
+        assert isinstance(trainer, SolvesFromStatistics)  # by check
+        solver, plan = Solver(network, cross=trainer.cross), common["plans"][0]
+        noise = (
+            [None] * len(solver.statistics) if plan is None else [noise_spec(each) for each in plan.stages]
+        )
+        return StatisticsStrategy(weights, sites, solver=solver, noise=noise, ridge=trainer.ridge, **common)
