@@ -11,5 +11,5 @@ from fed_dp.models import NetworkSpec
 def network(
     name: str, shape: tuple[int, ...], classes: int, decided: dict[str, Any] | None = None, **options: Any
 ) -> NetworkSpec:
-    """A network with its own options, and what a trainer decides of it."""
+    """Return a network with its own options, and what a trainer decides of it."""
     return NetworkSpec(plugins.read("model", {"name": name, **options}), shape, classes, decided or {})

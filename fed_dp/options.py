@@ -1,4 +1,4 @@
-"""Sections of an experiment: frozen tables that refuse unknown keys and wrong types, and the types of keys."""
+"""Sections of an experiment: frozen tables that refuse unknown keys and wrong types; types of keys."""
 
 from __future__ import annotations
 

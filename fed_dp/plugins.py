@@ -1,8 +1,8 @@
 """Trainers, strategies, networks and data sets by name: the package's own and those of installed packages.
 
-Each is a class that declares itself (its options, what it needs and offers, how it is built), registered under
-an entry point: `fed_dp.trainers`, `fed_dp.strategies`, `fed_dp.models` or `fed_dp.datasets`. fed_dp's own
-are registered in the same way, in its pyproject.toml. A class is imported when it is first asked for.
+Each is a class that declares itself (its options, what it needs and offers, how it is built), registered
+under an entry point: `fed_dp.trainers`, `fed_dp.strategies`, `fed_dp.models` or `fed_dp.datasets`. fed_dp's
+own are registered in the same way, in its pyproject.toml. A class is imported when it is first asked for.
 """
 
 from __future__ import annotations

@@ -69,7 +69,8 @@ def test_reading_an_experiment_imports_nothing_heavy() -> None:
         "import sys; from fed_dp.experiment import load_experiment, shipped; "
         "from fed_dp.experiment.source import build, profile, read_tables, variants; "
         "[build(t) for name in shipped() for t in variants(profile(read_tables(name))).values()]; "
-        "print([m for m in ('torch', 'pandas', 'flwr', 'ray', 'opacus', 'sklearn', 'dp_accounting') if m in sys.modules])"
+        "heavy = ('torch', 'pandas', 'flwr', 'ray', 'opacus', 'sklearn', 'dp_accounting'); "
+        "print([name for name in heavy if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -68,7 +68,8 @@ class Finding:
         weakened = "" if self.noise == 1 else f"; with {self.noise:g} × its noise"
         seed = "" if self.seed is None else f", seed {self.seed}"
         return [
-            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} ({self.guarantee.stated}; one "
+            f"{self.subject}: stated ε = {number(self.claim)}, δ = {self.delta:g} "
+            f"({self.guarantee.stated}; one "
             f"{self.guarantee.unit}, {self.guarantee.neighbours}){weakened}",
             f"  at least ε = {bound_text(self.bound)} is lost ({sure}{seed}): {self.verdict}",
             f"  attack: {self.attack}",

@@ -90,7 +90,8 @@ class SiteFile(Section):
         site = validated(cls, read_toml(path), where=str(path))
         if unknown := set(site.allow.trainers) - set(plugins.names("trainer")):
             raise ConfigError(
-                f"{path}: allow.trainers names {min(unknown)!r}; allowed: {', '.join(plugins.names('trainer'))}"
+                f"{path}: allow.trainers names {min(unknown)!r}; allowed: "
+                f"{', '.join(plugins.names('trainer'))}"
             )
         home = path.parent
         found = {key: str(home / getattr(site, key)) for key in ("ledger", "authority", "key")}

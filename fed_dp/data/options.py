@@ -1,4 +1,4 @@
-"""What a data set declares: its options, its files, how it is read; and how records are divided among clients.
+"""What a data set declares: its options, its files, how it is read; and how records are divided.
 
 A data set is the table `data` of an experiment. Its class is registered under the entry point
 `fed_dp.datasets`.

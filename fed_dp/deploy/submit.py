@@ -53,7 +53,8 @@ def deployable(
     guarantee = guarantee_of(experiment)
     if guarantee is not None and guarantee.status != "proved":
         raise ConfigError(
-            f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status}: sites release only what is "
+            f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status}: sites release only "
+            "what is "
             "proved"
         )
     federation = at_server(experiment, path=home.data)

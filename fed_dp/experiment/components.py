@@ -1,7 +1,8 @@
 """What trainers and strategies declare: the only things that the rest of the program asks of them.
 
-A trainer is the table `trainer` of an experiment, a strategy the table `strategy`. Their classes are registered
-under the entry points `fed_dp.trainers` and `fed_dp.strategies`. Everything about one of them is in its module.
+A trainer is the table `trainer` of an experiment, a strategy the table `strategy`. Their classes are
+registered under the entry points `fed_dp.trainers` and `fed_dp.strategies`. Everything about one of them is
+in its module.
 """
 
 from __future__ import annotations
@@ -261,6 +262,7 @@ def check_network(trainer: TrainerOptions, model: Network) -> None:
         else f", and as its paper has it, {networks_offering(trainer.paper_needs)}"
     )
     raise ValueError(
-        f"model.name = {model.name!r}: expected with trainer.name = {' or '.join(others)}, not {trainer.name!r}; "
+        f"model.name = {model.name!r}: expected with trainer.name = {' or '.join(others)}, not "
+        f"{trainer.name!r}; "
         f"trainer.name = {trainer.name!r} fits {networks_offering(trainer.needs)}{paper}"
     )

@@ -114,7 +114,8 @@ class Experiment(Section):
         if self.model.of_behaviour and not self.data.of_behaviour:
             sets = (name for name, each in plugins.components("data").items() if each.of_behaviour)
             raise ValueError(
-                f"data.name = {self.data.name!r}: model.name = {self.model.name!r} needs records of behaviour; "
+                f"data.name = {self.data.name!r}: model.name = {self.model.name!r} needs records of "
+                "behaviour; "
                 f"allowed: {', '.join(sets)}"
             )
         self._check_privacy()
@@ -155,7 +156,8 @@ class Experiment(Section):
         if not data.of_digits:
             sets = (name for name, each in plugins.components("data").items() if each.of_digits)
             raise ValueError(
-                f"data.public_data = {data.public_data!r}: data.name = {data.name!r} are no images of digits; "
+                f"data.public_data = {data.public_data!r}: data.name = {data.name!r} are no images of "
+                "digits; "
                 f"allowed with {', '.join(sets)}"
             )
         if not self.fits_to_public:
@@ -173,8 +175,10 @@ class Experiment(Section):
             for key in Privacy.model_fields:
                 if self.privacy.is_set(key):
                     raise ValueError(
-                        f"privacy.{key} = {getattr(self.privacy, key)!r}: trainer.name = {self.trainer.name!r} "
-                        f"adds no noise, so it cannot hold; allowed with trainer.name = {_private_trainers()}, "
+                        f"privacy.{key} = {getattr(self.privacy, key)!r}: trainer.name = "
+                        f"{self.trainer.name!r} "
+                        "adds no noise, so it cannot hold; allowed with trainer.name = "
+                        f"{_private_trainers()}, "
                         "or with strategy.selection = 'sparse_vector' or 'random_mask'"
                     )
             return
@@ -195,7 +199,8 @@ class Experiment(Section):
         divided = self.noisy_part is self.trainer and self.trainer.divides_by_records
         if not divided or self.trainer.as_in_paper(self.model):
             raise ValueError(
-                f"data.expected_records = {stated}: nothing is divided by it; allowed where a trainer adds noise "
+                f"data.expected_records = {stated}: nothing is divided by it; allowed where a trainer "
+                "adds noise "
                 f"in its proved form: {_private_trainers()}"
             )
         if isinstance(declared, tuple) and len(declared) != self.nodes:

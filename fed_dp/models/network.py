@@ -58,7 +58,8 @@ class Network(Section):
         """Return the shape, which must be of images with sides of at least so many pixels."""
         if len(shape) != 3 or min(shape[1:]) < at_least:
             raise ModelError(
-                f"model.name = {self.name!r} needs images of {at_least}×{at_least} or more; the data has shape "
+                f"model.name = {self.name!r} needs images of {at_least}×{at_least} or more; the data has "
+                "shape "
                 f"{shape}"
             )
         return shape[0], shape[1], shape[2]

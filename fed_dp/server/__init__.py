@@ -1,1 +1,1 @@
-"""The server: the ServerApp, the round loop and its drivers, discovery of sites, ledger heads, the summary."""
+"""The server: ServerApp, round loop and its drivers, discovery of sites, ledger heads, summary."""

@@ -1,4 +1,4 @@
-"""Why nothing of a client was used in a round: a code, by which failures are counted, and a reason for people."""
+"""Why nothing of a client was used in a round: a code, by which failures are counted, and a reason."""
 
 from __future__ import annotations
 

@@ -325,7 +325,7 @@ class SiteStrategy(Strategy):
         """Put what an upload tells it released into the total, once.
 
         The same upload comes with the same ledger head. One of the same round with another head is another
-        release: the site was asked twice, from other weights. Events of stages come in every later round, too.
+        release: the site was asked twice, from other weights. Events of stages come in every later round.
         """
         events = from_json(text)
         plan, client = self.plans[request.site.client], request.site.client
@@ -361,7 +361,8 @@ class SiteStrategy(Strategy):
             raise UploadRefused(f"events of rounds {rounds}, asked in round {request.server_round}")
         if plan.stage(request.server_round) not in {plan.stage(server_round) for server_round in rounds}:
             raise UploadRefused(
-                f"no event of stage {plan.stage(request.server_round)}: what the upload rests on was not released"
+                f"no event of stage {plan.stage(request.server_round)}: the upload rests on what was not "
+                "released"
             )
 
 

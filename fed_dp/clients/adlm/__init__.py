@@ -80,7 +80,8 @@ class LaplaceMechanism(Functional):
         shares = self.relevance_share + self.label_share
         if self.private and self.as_in_paper(experiment.model) and shares >= 1:
             raise ValueError(
-                f"trainer.relevance_share + trainer.label_share = {shares:g}: nothing is left for the inputs; "
+                f"trainer.relevance_share + trainer.label_share = {shares:g}: nothing is left for the "
+                "inputs; "
                 "expected below 1"
             )
 

@@ -157,7 +157,8 @@ class Functional(TrainerOptions):
         model, strategy = experiment.model, experiment.strategy
         if model.stages > 1:
             raise ValueError(
-                f"model.name = {model.name!r}: strategy.name = {strategy.name!r} adds up what sites upload, but "
+                f"model.name = {model.name!r}: strategy.name = {strategy.name!r} adds up what sites "
+                "upload, but "
                 "the moments that its encoder is made of must be averaged; allowed: scattering-random, "
                 "random-features, unit-linear"
             )

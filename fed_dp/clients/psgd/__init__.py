@@ -82,7 +82,7 @@ class Psgd(TrainerOptions):
         return PUBLIC if experiment.data.expected_records is None else DECLARED
 
     def release_plan(self, experiment: Experiment, *, client: int, size: int) -> ReleasePlan:
-        """The sampled Gaussian mechanism, calibrated such that all rounds cost the budget."""
+        """Plan the sampled Gaussian mechanism, calibrated such that all rounds cost the budget."""
         from fed_dp.accounting import SampledGaussian, noise_multiplier
         from fed_dp.experiment.plan import ReleasePlan, budget_of
 
@@ -148,7 +148,7 @@ class Psgd(TrainerOptions):
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:
-        """A linear network whose weights hardly move: each step's sum is known but for samples and noise."""
+        """Audit a linear network whose weights hardly move: each sum is known but for samples and noise."""
         setup = AuditSetup(
             records=1,
             paths=PATHS,

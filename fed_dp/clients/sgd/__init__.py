@@ -29,13 +29,13 @@ class Sgd(TrainerOptions):
     update_fraction: Fraction = 1.0  # selective SGD: each step changes only this share, the largest
 
     def trained_alone(self, experiment: Experiment) -> str:
-        """Selective steps are taken client by client."""
+        """Refuse batches of clients where steps are selective."""
         if self.update_fraction < 1:
             return f"trainer.update_fraction = {self.update_fraction:g}"
         return ""
 
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
-        """Local epochs."""
+        """Limit local epochs."""
         return {"trainer.local_epochs": (self.local_epochs, "local_epochs")}
 
     def build(self, experiment: Experiment, net: FlatNetwork, plan: ReleasePlan | None) -> Trainer:

@@ -1,4 +1,4 @@
-"""The private support vector machine with an RBF kernel: hybrid and private SVM, in one release of the weights.
+"""The private support vector machine with an RBF kernel: hybrid and private, in one release of the weights.
 
 Reference: Li, Xiong, Ohno-Machado, Jiang, "Privacy Preserving RBF Kernel SVM", 2014.
 """
@@ -75,7 +75,7 @@ class Svm(TrainerOptions):
         return {"proved": PROVED, "paper": PAPER, "paper_as_printed": AS_PRINTED}[experiment.privacy.variant]
 
     def stages(self, experiment: Experiment) -> int:
-        """The weights are released once."""
+        """Return one: the weights are released once."""
         return 1
 
     def noise_kind(self, experiment: Experiment) -> SvmNoise:
@@ -103,7 +103,7 @@ class Svm(TrainerOptions):
         return ReleasePlan(release, name, source, (release,))
 
     def fits_to_public(self, experiment: Experiment) -> bool:
-        """The hybrid machine fits its frequencies to public records."""
+        """Fit the frequencies to public records, if the machine is hybrid."""
         return self.frequencies == "public"
 
     def refuses_private_selection(self) -> str:
@@ -131,7 +131,8 @@ class Svm(TrainerOptions):
             return
         if privacy.variant != "proved" and (self.noise != "auto" or privacy.delta is not None):
             raise ValueError(
-                f"privacy.variant = {privacy.variant!r}: the paper's noise is Laplace noise of its own scale; "
+                f"privacy.variant = {privacy.variant!r}: the paper's noise is Laplace noise of its own "
+                "scale; "
                 "expected without trainer.noise and privacy.delta"
             )
         if self.noise != "auto" and (self.noise == "gaussian") != (privacy.delta is not None):
@@ -139,12 +140,13 @@ class Svm(TrainerOptions):
             raise ValueError(f"trainer.noise = {self.noise!r}: expected {expected} privacy.delta")
         if privacy.noise_source == "secure" and self.noise == "gamma":
             raise ValueError(
-                "trainer.noise = 'gamma': no exact sampler is known to us; with privacy.noise_source = 'secure', "
+                "trainer.noise = 'gamma': no exact sampler is known to us; with privacy.noise_source = "
+                "'secure', "
                 "allowed: laplace, gaussian"
             )
 
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
-        """Steps of the solver, which follow from C and the number of records."""
+        """Limit steps of the solver, which follow from C and the number of records."""
         from fed_dp.mechanisms.support_vector import steps
 
         most = experiment.data.expected(client) or MAX_RECORDS

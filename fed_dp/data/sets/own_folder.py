@@ -30,7 +30,7 @@ class OwnFolder(Data):
     client: str | None = None  # the column that says whose a record is
     bounds: dict[str, Bounds] | Bounds | None = None
     classes: Annotated[int, Field(ge=2)] | Words | None = None
-    categories: dict[str, Words] = {}
+    categories: dict[str, Words] = Field(default_factory=dict)
     gaps: bool = False  # whether values may be missing: then an input beside each number says so
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
 

@@ -202,7 +202,8 @@ class Dssgd(StrategyOptions):
         """Refuse an exchange that an interrupted run could not repeat."""
         if self.free_running:
             raise ValueError(
-                "strategy.exchange = 'free_running': across sites, a run that was interrupted could not go on; "
+                "strategy.exchange = 'free_running': across sites, a run that was interrupted could not "
+                "go on; "
                 "allowed: parallel, round_robin, random_order, asynchronous"
             )
 
@@ -263,7 +264,7 @@ class Dssgd(StrategyOptions):
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:
-        """A linear network that takes large steps: every value is truncated."""
+        """Audit a linear network that takes large steps: every value is truncated."""
         common: dict[str, Any] = {
             "model": {"name": "linear"},
             "trainer": {"name": "sgd", "learning_rate": 5.0},
