@@ -181,8 +181,7 @@ def run(
     """Run an experiment across the sites, and watch it. Ctrl-C ends watching, not the run."""
     from fed_dp.deploy.server_file import ServerHome
     from fed_dp.deploy.submit import ask, deployable, to_resume, watch
-    from fed_dp.runs.folder import RunFolder
-    from fed_dp.runs.report import write_report
+    from fed_dp.runs.folder import REPORT, RunFolder
     from fed_dp.server.app import PlainLines, round_text
 
     home = ServerHome(folder)
@@ -211,16 +210,14 @@ def run(
     except KeyboardInterrupt:
         console.print(f"not watching any more; the run goes on: fed-dp deploy status {home.folder}")
         raise typer.Exit(130) from None
-    path, run_folder = request.folder, RunFolder(request.folder)
-    summary = run_folder.summary()
-    write_report(path / "report.html", wanted.name, {wanted.name: summary}, {wanted.name: run_folder.lines()})
+    summary = RunFolder(request.folder).summary()
     if as_json:
         print(json.dumps(summary, indent=2))
     else:
         from fed_dp.cli.show import show_summary
 
         show_summary(console, summary, {wanted.name: wanted})
-        console.print(f"report: {path / 'report.html'}")
+        console.print(f"report: {request.folder / REPORT}")
 
 
 @deploy.command("stop")

@@ -14,13 +14,14 @@ from rich.table import Table
 
 import fed_dp
 from fed_dp.cli.compare import audit, compare, demo, interrupt
+from fed_dp.cli.data import data
 from fed_dp.cli.deploy import deploy
+from fed_dp.cli.ledger import ledger
 from fed_dp.errors import ConfigError, FedDpError, ResumeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from fed_dp.data.options import Data
     from fed_dp.experiment import Experiment
     from fed_dp.server.observers import Observer
 
@@ -33,13 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 experiments = typer.Typer(help="The experiments that come with the package.", no_args_is_help=True)
-data = typer.Typer(
-    help="The data sets: what is there, whether it is whole, how to get it.", no_args_is_help=True
-)
 app.add_typer(experiments, name="experiments")
-ledger = typer.Typer(
-    help="A site's ledger: what it may spend, what it has spent, whether it is whole.", no_args_is_help=True
-)
 app.add_typer(data, name="data")
 app.add_typer(ledger, name="ledger")
 app.add_typer(deploy, name="deploy")
@@ -275,178 +270,6 @@ def show_experiment(
     for experiment in built.values():
         print(f"# digest {experiment.digest}")
         print(tomli_w.dumps(experiment.tables()))
-
-
-# --------------------------------------------------------------------------------------- data
-
-
-@data.command("list")
-def list_data() -> None:
-    """List the known data sets and whether their files are there."""
-    from fed_dp import plugins
-    from fed_dp.data import home
-    from fed_dp.data.options import Embedded, Published
-
-    table = Table("name", "there", "natural clients", "about")
-    for name, section in plugins.components("data").items():
-        there = "yes" if issubclass(section, Embedded) else ""
-        if issubclass(section, Published):
-            folder = section.folder()
-            there = "yes" if all((folder / file.name).is_file() for file in section.files(folder)) else "no"
-        table.add_row(name, there, section.owners or "", section.about)
-    console = Console()
-    console.print(table)
-    console.print(f"looked in {home()} (FED_DP_DATA)", soft_wrap=True, highlight=False)
-
-
-@data.command("check")
-def check_data(
-    names: Annotated[list[str], typer.Argument(help="Data sets to read and verify.")],
-    path: Annotated[Path | None, typer.Option(help="The folder of its files, if not the usual one.")] = None,
-) -> None:
-    """Read data sets whole and verify every file against its published checksum."""
-    from fed_dp.data import read
-
-    for name in names:
-        _known(name)
-        found = read(name, path)
-        owners = (
-            "" if found.train.owner is None else f", {len(set(found.train.owner.tolist()))} natural clients"
-        )
-        print(
-            f"{name}: good; {len(found.train):,} training and {len(found.test):,} test records of shape "
-            f"{found.shape}, {found.classes} classes{owners}"
-        )
-        for note in found.notes:
-            print(f"{name}: {note}")
-
-
-@data.command("fetch")
-def fetch_data(
-    names: Annotated[list[str], typer.Argument(help="Data sets to download.")],
-    mirror: Annotated[
-        str | None,
-        typer.Option("--from", metavar="URL", help="Take the files from this mirror instead."),
-    ] = None,
-) -> None:
-    """Download data sets from their public homes; each file is checked before it appears."""
-    from fed_dp.data import fetch
-    from fed_dp.data.options import Published
-
-    for name in names:
-        section = _known(name)
-        if not issubclass(section, Published):
-            print(f"{name}: embedded, nothing to fetch")
-            continue
-        for file in section.layouts[0]:
-            fetch(section.folder(), file, mirror=mirror)
-
-
-def _known(name: str) -> type[Data]:
-    """Return a data set that stands for itself: not one of the user's own."""
-    from fed_dp import plugins
-
-    known = {key: each for key, each in plugins.components("data").items() if not each.at_sites}
-    if name not in known:
-        raise ConfigError(f"data set {name!r} is not known; known: {', '.join(known)}")
-    return known[name]
-
-
-# ------------------------------------------------------------------------------------- ledger
-
-LedgerFile = Annotated[Path, typer.Argument(help="A ledger file, or the run folder of a private simulation.")]
-SiteName = Annotated[str | None, typer.Option("--site", help="Which site, where the file holds several.")]
-
-
-@ledger.command("create")
-def create_ledger(
-    path: Annotated[Path, typer.Argument(help="The file to make; it must not exist.")],
-    site: Annotated[str, typer.Option(help="The name of the site.")],
-    epsilon: Annotated[float, typer.Option(help="The most this site ever spends, over all runs.")],
-    delta: Annotated[float, typer.Option(help="Its δ; 0 allows pure ε alone.")] = 0.0,
-) -> None:
-    """Make a site's ledger. Its budget can never be changed."""
-    from fed_dp.accounting import Budget, Ledger
-
-    Ledger.create(path, site=site, budget=Budget(epsilon, delta))
-    print(f"{path}: site {site!r} may spend ε = {epsilon:g}, δ = {delta:g} in all, and has spent nothing")
-
-
-@ledger.command("show")
-def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
-    """Show what was spent of the budget, the total first, then every charge. All seals are checked."""
-    from fed_dp.accounting import Ledger
-    from fed_dp.accounting.statement import standing
-
-    file = _ledger_file(path)
-    console = Console(highlight=False)
-    names = [site] if site else Ledger(file).sites()
-    accounts = [Ledger(file, name).read() for name in names]
-    table = Table("site", "spent ε", "of", "δ", "charges", "last entry")
-    for account, entries in accounts:
-        table.add_row(
-            account.site,
-            account.spent_text,
-            f"{account.budget.epsilon:g}",
-            f"{account.budget.delta:g}",
-            str(len(entries)),
-            account.ledger_head[:24],
-        )
-    console.print(table)
-    if len(accounts) == 1:
-        console.print(f"mark: {accounts[0][0].ledger_head}", soft_wrap=True)
-        if accounts[0][1]:
-            console.print(standing(entry.event for entry in accounts[0][1]), soft_wrap=True)
-    if len(accounts) > 1:
-        console.print("one site's charges: --site NAME")
-        return
-    for entry in accounts[0][1]:
-        event, guarantee = entry.event, entry.event.stated
-        what = ", ".join(
-            f"{key} {value if isinstance(value, str) else f'{value:g}'}"
-            for key, value in event.tables()["release"].items()
-            if key != "mechanism"
-        )
-        console.print(
-            f"{entry.number}: {entry.when or 'simulated'}, round {event.round}, {event.release.mechanism} "
-            f"({what}), {guarantee.status} per {guarantee.unit}, noise: {event.noise_source}",
-            soft_wrap=True,
-            markup=False,
-        )
-
-
-@ledger.command("verify")
-def verify_ledger(
-    path: LedgerFile,
-    site: SiteName = None,
-    mark: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER:SEAL", help="What the server has recorded: finds an older copy."),
-    ] = None,
-) -> None:
-    """Check every seal of a ledger, and that it contains what the server has seen."""
-    from fed_dp.accounting import Ledger
-
-    file = _ledger_file(path)
-    names = [site] if site else Ledger(file).sites()
-    if mark and len(names) > 1:
-        raise ConfigError(f"--mark = {mark!r}: {file} holds {len(names)} sites; name one with --site")
-    for name in names:
-        account, entries = Ledger(file, name).read(known=mark)
-        budget = account.budget
-        print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent_text} of {budget.epsilon:g}")
-
-
-def _ledger_file(path: Path) -> Path:
-    if not path.is_dir():
-        return path
-    from fed_dp.runs.folder import LEDGERS
-
-    if not (file := path / LEDGERS).is_file():
-        runs = sorted(found.parent.name for found in path.glob(f"*/{LEDGERS}"))
-        has = f"; the runs in it: {', '.join(runs)}" if runs else ": nothing in it was charged"
-        raise ConfigError(f"{path} has no ledgers{has}")
-    return file
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ checkpoint/       server state after the last finished round
 ledgers.sqlite    what each private client has spent; of real sites, whose ledgers are their own:
 releases.jsonl    what their uploads released, noted as they came
 model.npz         the trained model
+report.html       the same for people
 summary.json      the result; its presence says that the run is finished
 """
 
@@ -32,6 +33,7 @@ from fed_dp.runs.saved_model import NAME as MODEL
 
 Line = dict[str, Any]
 LEDGERS = "ledgers.sqlite"
+REPORT = "report.html"
 RELEASES = "releases.jsonl"
 
 

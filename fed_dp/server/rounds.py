@@ -17,7 +17,8 @@ from fed_dp.experiment.federation import Federation, at_server, make_federation
 from fed_dp.experiment.plan import guarantee_of, release_plan
 from fed_dp.experiment.start import network_of, starting_weights
 from fed_dp.models import Evaluator, use_one_thread
-from fed_dp.runs.folder import Line, RunFolder
+from fed_dp.runs.folder import REPORT, Line, RunFolder
+from fed_dp.runs.report import write_report
 from fed_dp.runs.saved_model import SavedModel
 from fed_dp.server.discovery import discover
 from fed_dp.server.drivers import AsynchronousDriver, RoundDriver, SynchronousDriver
@@ -86,6 +87,10 @@ def run_rounds(
     )
     if experiment.strategy.one_model:
         folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())
+    if real:  # a simulation's report tells of all its variants
+        write_report(
+            folder.path / REPORT, experiment.name, {experiment.name: summary}, {experiment.name: lines}
+        )
     folder.finish(summary)
     return summary
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fed_dp.errors import FedDpError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
-from fed_dp.runs.folder import RunFolder, new_path, write_atomically
+from fed_dp.runs.folder import REPORT, RunFolder, new_path, write_atomically
 from fed_dp.runs.groups import grouped, spread_of
 from fed_dp.runs.report import write_report
 from fed_dp.server.observers import Observer
@@ -61,7 +61,7 @@ def run_study(
             summary["groups"] = {group: spread_of(runs) for group, runs in groups.items()}
         RunFolder(path).finish(summary)
     lines = {v: RunFolder(path if alone else path / v).lines() for v in variants}
-    write_report(path / "report.html", name, results, lines)
+    write_report(path / REPORT, name, results, lines)
     return path, summary
 
 
