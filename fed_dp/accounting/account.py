@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from fed_dp.accounting.composition import LEAST_DELTA, total
+from fed_dp.accounting.composition import MIN_DELTA, total
 from fed_dp.accounting.events import Charge, Event, Unprotected, event_of, plain, release_of
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
@@ -30,8 +30,8 @@ class Budget:
     def __post_init__(self) -> None:
         if not (isinstance(self.epsilon, float | int) and 0 < self.epsilon <= 1e9):
             raise PrivacyError(f"budget epsilon = {self.epsilon!r}: expected above 0, at most 1e9")
-        if not (isinstance(self.delta, float | int) and (self.delta == 0 or LEAST_DELTA <= self.delta < 1)):
-            raise PrivacyError(f"budget delta = {self.delta!r}: expected 0, or from {LEAST_DELTA:g} to 1")
+        if not (isinstance(self.delta, float | int) and (self.delta == 0 or MIN_DELTA <= self.delta < 1)):
+            raise PrivacyError(f"budget delta = {self.delta!r}: expected 0, or from {MIN_DELTA:g} to 1")
 
     def pays(self, charges: dict[Charge, int]) -> bool:
         """Return whether all these charges together stay within it."""

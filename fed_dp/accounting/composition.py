@@ -34,11 +34,11 @@ from fed_dp.mechanisms import gaussian_epsilon, gaussian_multiplier
 from fed_dp.mechanisms.gaussian import gaussian_delta
 from fed_dp.mechanisms.noise import Reals
 
-LEAST_NOISE = 0.25  # σ below this is no protection worth the name
+MIN_NOISE_MULTIPLIER = 0.25  # σ below this is no protection worth the name
 GRID = 1e-3  # step of the discretised privacy loss; costs less than 0.1 % of ε here
 SLACK = 1e-12  # of δ, for the rounding errors of composing distributions (1e-13, measured)
-LEAST_DELTA = 1e-10  # below, rounding errors could matter
-MOST_PURE = 5000.0  # a sum beyond which, …
+MIN_DELTA = 1e-10  # below, rounding errors could matter
+MAX_PURE_RELEASES = 5000.0  # a sum beyond which, …
 LARGEST_PURE = 50.0  # … and a single ε beyond which a distribution takes long and gains nothing
 
 
@@ -122,11 +122,11 @@ def _epsilon(groups: Groups, delta: float) -> float:
     rest = tuple((r, n) for r, n in groups if r.pure is None)
     if delta == 0:
         return math.inf if rest else _sum(pure)
-    if delta < LEAST_DELTA:
-        raise PrivacyError(f"delta = {delta!r}: expected 0, or at least {LEAST_DELTA:g}")
+    if delta < MIN_DELTA:
+        raise PrivacyError(f"delta = {delta!r}: expected 0, or at least {MIN_DELTA:g}")
     if not pure and all(isinstance(r, Gaussian) for r, _ in rest):
         return gaussian_epsilon(multiplier=_one_gaussian(rest), delta=delta)
-    large = any((r.pure or 0) > LARGEST_PURE for r, _ in pure) or _sum(pure) > MOST_PURE
+    large = any((r.pure or 0) > LARGEST_PURE for r, _ in pure) or _sum(pure) > MAX_PURE_RELEASES
     if not rest:
         return _sum(pure) if large else min(_sum(pure), _by_distribution(pure, delta))
     apart = _sum(pure) + _epsilon(rest, delta) if pure else math.inf
@@ -198,11 +198,12 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
 
     Never less than LEAST_NOISE: a budget that would allow less is not spent in full.
     """
-    if _epsilon(balance([SampledGaussian(LEAST_NOISE, sample_rate, steps)]), delta) <= epsilon:
-        return LEAST_NOISE
+    if _epsilon(balance([SampledGaussian(MIN_NOISE_MULTIPLIER, sample_rate, steps)]), delta) <= epsilon:
+        return MIN_NOISE_MULTIPLIER
     if sample_rate == 1:
         return max(
-            gaussian_multiplier(epsilon=epsilon, delta=delta, releases=steps) * (1 + 1e-11), LEAST_NOISE
+            gaussian_multiplier(epsilon=epsilon, delta=delta, releases=steps) * (1 + 1e-11),
+            MIN_NOISE_MULTIPLIER,
         )
     try:
         sigma = dp_accounting.calibrate_dp_mechanism(
@@ -212,7 +213,7 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
             ),
             target_epsilon=epsilon,
             target_delta=delta - SLACK,
-            bracket_interval=dp_accounting.LowerEndpointAndGuess(LEAST_NOISE, 1.0),
+            bracket_interval=dp_accounting.LowerEndpointAndGuess(MIN_NOISE_MULTIPLIER, 1.0),
             tol=1e-3,
         )
     except (NoBracketIntervalFoundError, ValueError) as error:

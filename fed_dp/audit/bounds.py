@@ -18,7 +18,7 @@ from scipy.stats import beta, binom
 from fed_dp.errors import ConfigError
 
 Scores = NDArray[np.float64]
-LARGEST = 50.0  # no number of trials or canaries here can show more
+MAX_EPSILON = 50.0  # no number of trials or canaries here can show more
 
 
 def check_confidence(confidence: float) -> None:
@@ -113,9 +113,9 @@ def one_run(*, canaries: int, guesses: int, correct: int, delta: float, confiden
 
     if beyond(0.0) >= 0:
         return 0.0
-    if beyond(LARGEST) < 0:
-        return LARGEST
-    return float(brentq(beyond, 0.0, LARGEST, xtol=1e-9))
+    if beyond(MAX_EPSILON) < 0:
+        return MAX_EPSILON
+    return float(brentq(beyond, 0.0, MAX_EPSILON, xtol=1e-9))
 
 
 Least = Callable[[float], float]  # see `least_wrong`

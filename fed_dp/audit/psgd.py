@@ -32,7 +32,7 @@ from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.source import merged
 from fed_dp.models import FlatNetwork, Vector, use_one_thread
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 RATE, ROUNDS, CLIP = 0.1, 5, 1.0
 INPUTS, CLASSES = 16, 10
@@ -150,7 +150,7 @@ class _Bench:
         for run in range(runs):
             site = ClientData(x, y, 0, 1, seeds.integer(1, "audit of psgd", run), expected_records=1)
             change = trainer.fit(weights, site, {}).change.astype(np.float64)
-            assert np.abs(change).max() < LARGEST
+            assert np.abs(change).max() < MAX_ABS_VALUE
             found.append(-change * self.config.sample_rate / self.config.learning_rate)
         return np.stack(found).astype(np.float64)
 

@@ -42,7 +42,7 @@ from fed_dp.experiment.plan import ReleasePlan, budget_of
 from fed_dp.mechanisms import Noise, SecureNoise, SimulationNoise
 from fed_dp.models import Evaluator, Vector, use_one_thread
 from fed_dp.sharing import message as names
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 app = ClientApp()
 SCORE_DIGITS = 2
@@ -324,7 +324,9 @@ def finish(pending: Pending, outcome: Fit | Exception) -> Message:
         )
     # Of the change, all stays here, uploaded or not.
     weights = pending.fit_request.weights
-    own = np.clip(weights + fit.change, -LARGEST, LARGEST) if pending.exchange.keeps_local else None
+    own = (
+        np.clip(weights + fit.change, -MAX_ABS_VALUE, MAX_ABS_VALUE) if pending.exchange.keeps_local else None
+    )
     pending.memory.keep(fit.state, own)
     # A trainer without noise of its own computes its metrics from the records as they are.
     telling = place.site is None or place.site.share.metrics

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.clients.functional import DECLARED, PUBLIC, Functional
 from fed_dp.experiment.components import Attack, AuditSetup
-from fed_dp.models.network import Capability
 
 if TYPE_CHECKING:
     from fed_dp.clients.trainer import Trainer
@@ -57,15 +56,15 @@ class Dpa(Functional):
 
     name: Literal["dpa"] = "dpa"
 
-    needs: ClassVar[Capability] = "encoder"
-    paper_needs: ClassVar[Capability | None] = "auto-encoder"
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (PUBLIC, DECLARED, CLAIMED, AS_PRINTED, AS_RELEASED)
+    needs = "encoder"
+    paper_needs = "auto-encoder"
+    guarantees = (PUBLIC, DECLARED, CLAIMED, AS_PRINTED, AS_RELEASED)
     in_paper: ClassVar[dict[str, Guarantee]] = {
         "paper": CLAIMED,
         "paper_as_printed": AS_PRINTED,
         "paper_as_released": AS_RELEASED,
     }
-    variants: ClassVar[tuple[str, ...]] = tuple(in_paper)
+    variants = tuple(in_paper)
 
     def network_options(self, experiment: Experiment) -> dict[str, Any]:
         """As released, the head learns an intercept."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from fed_dp.clients.trainer import State
 from fed_dp.errors import PrivacyError
 from fed_dp.models import Vector
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 STATE, LOCAL = "trainer", "local"  # the records of a Context, and the parts of a file
 OWNER = "owner"  # … where this part says whose it is
@@ -121,8 +121,8 @@ class OnDisk:
             raise PrivacyError(f"{path} is damaged ({type(error).__name__}); nothing was sent") from None
         if not np.array_equal(parts.get(OWNER, np.array([])), self._owner):
             raise PrivacyError(f"{path} belongs to another experiment or guarantee; nothing was sent")
-        if LOCAL in parts and not np.abs(parts[LOCAL]).max(initial=0) <= LARGEST:
-            raise PrivacyError(f"{path} holds weights beyond ±{LARGEST:g}; nothing was sent")
+        if LOCAL in parts and not np.abs(parts[LOCAL]).max(initial=0) <= MAX_ABS_VALUE:
+            raise PrivacyError(f"{path} holds weights beyond ±{MAX_ABS_VALUE:g}; nothing was sent")
         return parts
 
     @property

@@ -14,7 +14,6 @@ from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.clients.functional import DECLARED, PUBLIC, Functional
 from fed_dp.experiment.components import AuditSetup
 from fed_dp.mechanisms.functional import ApproximationName, approximation
-from fed_dp.models.network import Capability
 
 if TYPE_CHECKING:
     from fed_dp.clients.trainer import Trainer
@@ -39,12 +38,12 @@ class Pcdbn(Functional):
     approximation: ApproximationName = "chebyshev"  # of the sigmoid in the energy
     degree: Annotated[int, Field(ge=1, le=15)] = 7  # L
 
-    needs: ClassVar[Capability] = "filters"
-    paper_needs: ClassVar[Capability | None] = "energy"
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (PUBLIC, DECLARED, CLAIMED)
+    needs = "filters"
+    paper_needs = "energy"
+    guarantees = (PUBLIC, DECLARED, CLAIMED)
     in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED}
-    variants: ClassVar[tuple[str, ...]] = tuple(in_paper)
-    paper_keys: ClassVar[tuple[str, ...]] = (*Functional.paper_keys, "approximation", "degree")
+    variants = tuple(in_paper)
+    paper_keys = (*Functional.paper_keys, "approximation", "degree")
 
     def check(self, experiment: Experiment) -> None:
         """Refuse a degree for an approximation that has its own."""

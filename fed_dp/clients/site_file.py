@@ -16,7 +16,7 @@ from fed_dp.errors import ConfigError, SiteRefused
 from fed_dp.experiment import Experiment, read_toml, validated
 from fed_dp.experiment.plan import guarantee_of
 from fed_dp.options import Count, Section
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 FILE, WITNESS = "site.toml", "ledger.last"
 Names = Annotated[tuple[str, ...], Field(strict=False)]
@@ -45,7 +45,7 @@ class Allow(Section):
 
     trainers: Names = Field(default_factory=lambda: plugins.names("trainer"))
     upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
-    bound: Annotated[float, Field(gt=0, le=LARGEST)] = LARGEST  # γ
+    bound: Annotated[float, Field(gt=0, le=MAX_ABS_VALUE)] = MAX_ABS_VALUE  # γ
     without_noise: bool = False  # whether it takes part in what protects nobody
     # What a round may cost in time and memory; and how many sites there may be.
     rounds: Count = 10_000
@@ -149,7 +149,7 @@ class SiteFile(Section):
                 "(share.records), and the noise in sums divided by their number would; nothing was sent"
             )
         share = strategy.upload_share(self.client)
-        bound = LARGEST if strategy.upload_bound is None else strategy.upload_bound
+        bound = MAX_ABS_VALUE if strategy.upload_bound is None else strategy.upload_bound
         if share > allow.upload_fraction:
             raise SiteRefused(
                 f"strategy.upload_fraction = {share:g} (θ_u): this site shares at most "

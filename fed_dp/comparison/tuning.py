@@ -35,7 +35,7 @@ from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.source import build, override
 from fed_dp.runs.saved_model import SavedModel
 
-MOST_RUNS = 10_000  # which no geometric number with such a mean reaches
+MAX_RUNS = 10_000  # which no geometric number with such a mean reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def _groups(plan: Plan, seed: int) -> Iterator[tuple[str, float, list[Cell]]]:
             raise ConfigError(f"compare.tune.grid.{name}: {name!r} is not private: nothing is counted")
         points = _points(name, grid, base.experiment)
         rng = seeds.generator(seed, "tuning", place)
-        count = min(int(rng.geometric(1 / mean)), MOST_RUNS)
+        count = min(int(rng.geometric(1 / mean)), MAX_RUNS)
         cells = []
         for run in range(count):
             point = points[int(rng.integers(len(points)))]

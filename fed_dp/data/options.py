@@ -95,7 +95,7 @@ class Natural(Partition):
     """One client per natural owner of the records: a writer, a hospital, a person."""
 
     name: Literal["natural"]
-    natural: ClassVar[bool] = True
+    natural = True
 
     def divide(
         self, labels: Integers, owner: NDArray[Any] | None, *, clients: int, rng: Generator

@@ -22,7 +22,7 @@ from fed_dp.experiment.federation import at_site
 from fed_dp.mechanisms import SecureNoise
 
 TIMEOUT = 10.0  # seconds to wait for the server
-MOST_AHEAD, MOST_BEHIND = 5.0, 300.0  # seconds: Flower refuses a site whose clock is further off
+MAX_CLOCK_AHEAD, MAX_CLOCK_BEHIND = 5.0, 300.0  # seconds: Flower refuses a site whose clock is further off
 Finding = tuple[str, bool, str]  # what was looked at, whether it is good, what was found
 
 
@@ -72,15 +72,15 @@ def check_connection(site: SiteFile) -> float:
         raise NotThere(f"the server at {site.server} does not answer ({error})") from None
     finally:
         connection.close()
-    if ahead > MOST_AHEAD:
+    if ahead > MAX_CLOCK_AHEAD:
         raise DeployError(
             f"this site's clock is {ahead:.0f} s ahead of the server's, which refuses more than "
-            f"{MOST_AHEAD:g}: set it"
+            f"{MAX_CLOCK_AHEAD:g}: set it"
         )
-    if -ahead > MOST_BEHIND:
+    if -ahead > MAX_CLOCK_BEHIND:
         raise DeployError(
             f"this site's clock is {-ahead:.0f} s behind the server's, which refuses more than "
-            f"{MOST_BEHIND:g}: set it"
+            f"{MAX_CLOCK_BEHIND:g}: set it"
         )
     return ahead
 

@@ -18,7 +18,7 @@ from fed_dp.experiment import Experiment
 from fed_dp.runs.folder import RunFolder, new_path, write_atomically
 
 FILE = "request.json"
-FOR_GOOD = (ConfigError, DataError, ModelError, ResumeError)  # what no other try can mend
+PERMANENT_ERRORS = (ConfigError, DataError, ModelError, ResumeError)  # what no other try can mend
 Status = Literal["wanted", "stopped", "finished"]
 
 
@@ -77,7 +77,7 @@ class Request:
     def note(self, error: FedDpError) -> None:
         """Note why a try ends."""
         with self._changing() as now:
-            now |= {"why": str(error), "for_good": isinstance(error, FOR_GOOD)}
+            now |= {"why": str(error), "for_good": isinstance(error, PERMANENT_ERRORS)}
 
     def failed(self, *, most: int) -> None:
         """Note that a try came to nothing; give up after too many that finished no round."""

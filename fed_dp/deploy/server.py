@@ -25,9 +25,9 @@ from fed_dp.runs.folder import RunFolder
 from fed_dp.server.app import RUN_FOLDER
 
 START = 60.0  # seconds that a SuperLink may take to answer
-LOOK = 1.0  # seconds between two looks at what is to be run
-AGAIN = 2.0  # seconds before a run is tried again
-VAIN = 5  # looks in a row that the SuperLink may leave unanswered
+POLL_INTERVAL = 1.0  # seconds between two looks at what is to be run
+RETRY_DELAY = 2.0  # seconds before a run is tried again
+MAX_UNANSWERED = 5  # looks in a row that the SuperLink may leave unanswered
 Say = Callable[[str], None]
 
 
@@ -108,10 +108,10 @@ def serve(home: ServerHome, say: Say, *, until: Callable[[], bool] = lambda: Fal
                 vain = 0
             except DeployError as error:  # busy, perhaps
                 vain += 1
-                if vain >= VAIN:
+                if vain >= MAX_UNANSWERED:
                     raise
                 say(f"warning: {error}")
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
     finally:
         end(link)
 
@@ -177,7 +177,7 @@ def _see_through(home: ServerHome, api: Control, say: Say) -> None:
         if not _wanted(request):
             say(f"{request.folder.name}: given up; ask again with: fed-dp deploy run --resume")
             return
-        time.sleep(AGAIN)
+        time.sleep(RETRY_DELAY)
         if not _wanted(request):
             return
     try:

@@ -13,7 +13,7 @@ from fed_dp.deploy.check import NotThere, check_connection, check_site
 from fed_dp.deploy.server import end, environment
 from fed_dp.errors import DeployError
 
-AGAIN = 2.0  # seconds before another try
+RETRY_DELAY = 2.0  # seconds before another try
 Say = Callable[[str], None]
 
 
@@ -34,7 +34,7 @@ def serve(folder: Path, say: Say, *, until: Callable[[], bool] = lambda: False) 
             check_connection(site)
         except NotThere as error:
             if str(error) != told:
-                say(f"{error}; trying again every {AGAIN:g} s")
+                say(f"{error}; trying again every {RETRY_DELAY:g} s")
                 told = str(error)
             _rest(until)
             continue
@@ -84,6 +84,6 @@ def _run(file: Path, until: Callable[[], bool]) -> tuple[int, str]:
 
 
 def _rest(until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + AGAIN
+    deadline = time.monotonic() + RETRY_DELAY
     while time.monotonic() < deadline and not until():
         time.sleep(0.1)

@@ -17,7 +17,7 @@ from fed_dp.experiment.plan import guarantee_of
 from fed_dp.runs.folder import Line, RunFolder
 
 AT_SITES = "/at-each-site"  # stands for data.path: every site has its own, and nobody else's business
-LOOK = 0.5  # seconds
+POLL_INTERVAL = 0.5  # seconds
 
 
 def deployable(
@@ -98,4 +98,4 @@ def watch(request: Request, *, patience: float, tell: Callable[[Line], None]) ->
                 f"nothing has happened for {patience:g} s (--patience); the run is still wanted, and goes on "
                 f"when the server can: fed-dp deploy status {request.folder.parent.parent}"
             )
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)

@@ -27,7 +27,7 @@ from flwr.superlink.servicer.fleet import fleet_handlers
 from fed_dp.deploy.server_file import ServerHome
 
 FLEET = "/v1/fleet/"
-LARGEST = 1 << 30  # bytes of a request
+MAX_REQUEST_BYTES = 1 << 30  # bytes of a request
 
 
 class FleetOnly:
@@ -38,7 +38,7 @@ class FleetOnly:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer one request."""
-        if scope["type"] == "http" and scope["path"].startswith(FLEET) and _size(scope) <= LARGEST:
+        if scope["type"] == "http" and scope["path"].startswith(FLEET) and _size(scope) <= MAX_REQUEST_BYTES:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
             headers = [(b"content-type", b"text/plain")]
@@ -49,7 +49,7 @@ class FleetOnly:
 def _size(scope: Any) -> int:
     """Return how large a request says it is; one that does not say is too large."""
     stated = dict(scope["headers"]).get(b"content-length", b"")
-    return int(stated) if stated.isdigit() else LARGEST + 1
+    return int(stated) if stated.isdigit() else MAX_REQUEST_BYTES + 1
 
 
 def as_itself_alone() -> None:

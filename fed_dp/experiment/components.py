@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fed_dp import plugins
@@ -234,10 +235,30 @@ class StrategyOptions(Mechanism):
         return None
 
     @abstractmethod
-    def build(
-        self, experiment: Experiment, network: NetworkSpec, weights: Any, sites: Sequence[Any], **common: Any
-    ) -> Any:
-        """Return the strategy (`strategies.site_strategy.SiteStrategy`); it takes what is `common` to all."""
+    def build(self, setting: StrategySetting) -> Any:
+        """Return the strategy (`strategies.site_strategy.SiteStrategy`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StrategySetting:
+    """What a strategy is built for: the first weights, the sites, what each of them releases."""
+
+    experiment: Experiment
+    network: NetworkSpec
+    weights: Any
+    sites: Sequence[Any]
+    plans: Sequence[ReleasePlan | None]
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """What every strategy takes beside weights and sites."""
+        clients = self.experiment.clients
+        return {
+            "fraction": clients.fraction,
+            "quorum": clients.quorum,
+            "seed": self.experiment.seed,
+            "plans": self.plans,
+        }
 
 
 def networks_offering(capability: Capability | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fed_dp.accounting import Budget, Event, Gaussian, Guarantee, Laplace, Release
-from fed_dp.accounting.composition import LEAST_NOISE
+from fed_dp.accounting.composition import MIN_NOISE_MULTIPLIER
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
 from fed_dp.mechanisms.statistics import NoiseSpec
 
@@ -76,4 +76,4 @@ def noise_spec(release: Release) -> NoiseSpec:
 def one_multiplier(budget: Budget, share: float = 1.0) -> float:
     """Return σ/Δ of a release that costs a share of the budget, which must not be exceeded by rounding."""
     one = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta) * (1 + 1e-11)
-    return max(one / math.sqrt(share), LEAST_NOISE)
+    return max(one / math.sqrt(share), MIN_NOISE_MULTIPLIER)

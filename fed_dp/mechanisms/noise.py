@@ -27,7 +27,7 @@ Reals = NDArray[np.floating[Any]]
 Integers = NDArray[np.int64]
 _SIGN_BYTE = 7 if sys.byteorder == "little" else 0  # of a float64
 FINENESS = 2.0**-40  # of the secure grid, in units of the noise's scale
-MOST = 2.0**61  # multiples of it that a sum may be
+MAX_MULTIPLES = 2.0**61  # multiples of it that a sum may be
 _LOW = 31  # bits of the lower half of an exact sum
 
 
@@ -132,7 +132,7 @@ class SecureNoise:
 
     def check(self, largest: float, *, scale: float) -> None:
         """Refuse noise that is too fine for values up to `largest`, which no record decides."""
-        if largest / grid(scale) >= MOST:
+        if largest / grid(scale) >= MAX_MULTIPLES:
             raise PrivacyError(f"noise of scale {scale:g} is too small for values up to {largest:g}")
 
     def whole(self, values: Reals, *, scale: float) -> Integers:
@@ -141,7 +141,7 @@ class SecureNoise:
         Sums of these are exact, so that what bounds one of them bounds its part of a sum.
         """
         found = np.trunc(np.asarray(values, np.float64) / grid(scale))
-        if found.size and not np.abs(found).max() < MOST:
+        if found.size and not np.abs(found).max() < MAX_MULTIPLES:
             raise PrivacyError(
                 f"noise of scale {scale:g} is too small for values of this size; nothing was sent"
             )
@@ -185,10 +185,10 @@ class ExactSum:
     def taken(self) -> Integers:
         """Return the sum, and begin again from 0."""
         high, low = self._high + (self._low >> _LOW), self._low & (2**_LOW - 1)
-        most = int(MOST) >> _LOW
+        most = int(MAX_MULTIPLES) >> _LOW
         total = np.clip(high, -most, most - 1) * 2**_LOW + low
         self._high[:], self._low[:] = 0, 0
-        return np.where(high >= most, int(MOST), np.where(high < -most, -int(MOST), total))
+        return np.where(high >= most, int(MAX_MULTIPLES), np.where(high < -most, -int(MAX_MULTIPLES), total))
 
 
 def grid(scale: float) -> float:

@@ -30,7 +30,7 @@ Exact = NDArray[np.float64]
 Kind = Literal["gaussian", "laplace"]
 Batch = tuple[Reals, NDArray[np.int64]]  # records as the statistic takes them, and their labels
 ROUNDING = 1e-4  # of the scale
-LEAST_RIDGE = 1e-6  # of a mean of matrices of norm 1
+MIN_RIDGE = 1e-6  # of a mean of matrices of norm 1
 SOFTENING = 0.005  # of scores, which count every pixel as if it were alone
 _BELOW_ONE = 1 - 1e-12  # no rounding error lifts a clipped norm over 1
 
@@ -143,7 +143,7 @@ class HeadStatistics:
 
         A symmetric random matrix has a spectral norm of about √b of its entries' standard deviation.
         """
-        return max(factor * noise * math.sqrt(self.features), LEAST_RIDGE)
+        return max(factor * noise * math.sqrt(self.features), MIN_RIDGE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

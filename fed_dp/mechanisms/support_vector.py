@@ -30,7 +30,7 @@ from fed_dp.mechanisms.statistics import ROUNDING, Exact
 SvmNoise = Literal["gamma", "laplace", "gaussian", "paper"]
 TOLERANCE = 0.02  # how far from the minimum, in units of C/n: Δ₂ grows by two hundredths
 SMOOTH = 0.5  # h
-LARGEST_EACH = 1000.0  # C/n, how much one record may count
+MAX_COST_PER_RECORD = 1000.0  # C/n, how much one record may count
 
 
 def check_size(*, cost: float, expected: int) -> None:
@@ -40,10 +40,10 @@ def check_size(*, cost: float, expected: int) -> None:
     its size C, and errors of all steps add up to √L of one. Only public numbers decide.
     """
     each = cost / expected
-    if each > LARGEST_EACH:
+    if each > MAX_COST_PER_RECORD:
         raise PrivacyError(
             f"trainer.cost = {cost:g}: one record would count C/n = {each:g}; expected at most "
-            f"{LARGEST_EACH:g}; nothing was sent"
+            f"{MAX_COST_PER_RECORD:g}; nothing was sent"
         )
     rounding = 4 * math.sqrt(_smoothness(cost)) * cost * expected * 2.0**-53
     if rounding > TOLERANCE / 2 * each:

@@ -30,7 +30,7 @@ from fed_dp.models.scattering import CHANNELS, Scattering
 
 LOGITS = 10.0  # least squares gives scores near 0 and 1; as logits, they are stretched
 PUBLIC_SEED = 20_130_503  # of everything random in an encoder: fixed and public
-LEAST_VARIANCE = 3e-4  # of the largest: a component of less, or less than none by noise, is not blown up
+MIN_VARIANCE = 3e-4  # of the largest: a component of less, or less than none by noise, is not blown up
 NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
 
 
@@ -233,7 +233,7 @@ class Compression(Learnt):
         i, j = np.unravel_index(order, variance.shape)
         products = np.einsum("ck,sk->csk", across[:, i], along[:, j]).reshape(-1, len(order))
         chosen = variance[i, j]
-        floor = max(float(chosen.max()) * LEAST_VARIANCE, 1e-30)
+        floor = max(float(chosen.max()) * MIN_VARIANCE, 1e-30)
         scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
         return mean.ravel()[None], products * (scale / scale.max())
 

@@ -15,7 +15,7 @@ from fed_dp.mechanisms.statistics import ClassSums
 from fed_dp.models.encoders import Encoded, Fitted
 from fed_dp.models.relevance import relevance
 
-LEAST_RELEVANCE = 1e-3  # of the mean
+MIN_RELEVANCE = 1e-3  # of the mean
 COUNT_SHARE = 0.02  # of the budget, for the classes' counts
 PRIOR = 0.02  # variance between the means of classes of an input of mean relevance, on [−1, 1]
 PUBLIC_UNITS, PUBLIC_EPOCHS, PUBLIC_BATCH = 64, 15, 64  # of the network that relevance is taken of
@@ -87,7 +87,7 @@ class Relevant(Fitted):
     @property
     def shares(self) -> Tensor:
         """β, held above 0 whatever a server sends."""
-        held = torch.nan_to_num(self.relevance.detach()).clamp(LEAST_RELEVANCE, 1e3)
+        held = torch.nan_to_num(self.relevance.detach()).clamp(MIN_RELEVANCE, 1e3)
         return held / held.mean()
 
     def fit(self, x: Tensor, y: Tensor) -> None:

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 
 from fed_dp.models.flat import FlatNetwork, Vector, divided
 
-FEWEST, SMALLEST = 4, 64  # outputs, and weights, of a layer; smaller products round by where they stand
+MIN_OUTPUTS, MIN_WEIGHTS = (
+    4,
+    64,
+)  # outputs, and weights, of a layer; smaller products round by where they stand
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +47,7 @@ class Chain:
         ]
         if len(layers) != len(linear) or any(type(each) not in (nn.ReLU, nn.Tanh) for each in between):
             return None
-        if any(out < FEWEST or out * into < SMALLEST for out, into in layers):
+        if any(out < MIN_OUTPUTS or out * into < MIN_WEIGHTS for out, into in layers):
             return None
         return cls(tuple(layers), tuple(type(each) for each in between))
 

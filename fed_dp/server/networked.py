@@ -24,8 +24,8 @@ from fed_dp.strategies.failures import OFFLINE
 from fed_dp.strategies.site_strategy import PendingRequest, SiteStrategy
 from fed_dp.strategies.sites import Site
 
-MOST_COPIES = 3  # of a question, to a site that was restarted
-LOOK = 1.0  # seconds between two looks for sites
+MAX_COPIES = 3  # of a question, to a site that was restarted
+POLL_INTERVAL = 1.0  # seconds between two looks for sites
 LOST = (  # error replies that do not come from the site's own program
     ErrorCode.MESSAGE_UNAVAILABLE,
     ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
@@ -117,14 +117,14 @@ class NetworkedDriver(SynchronousDriver):
         Not for ever: a site whose program dies of the question itself may have been charged for it.
         """
         activated = self._online().get(asked.request.site.node)
-        if len(asked.request.copies) >= MOST_COPIES:
+        if len(asked.request.copies) >= MAX_COPIES:
             return False
         lost = all(self._looks.stuck(identity) for identity in asked.ids)  # or nothing is on its way
         return activated is not None and (activated > asked.since or lost)
 
     def _online(self) -> dict[int, float]:
         """Return the nodes that are there, each with the time when it (last) came."""
-        if time.monotonic() - self._looked > LOOK:
+        if time.monotonic() - self._looked > POLL_INTERVAL:
             self._there = {
                 node.node_id: datetime.fromisoformat(node.last_activated_at).timestamp()
                 for node in self._grid.get_nodes()

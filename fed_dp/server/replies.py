@@ -15,9 +15,9 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 POLL = 0.3  # seconds between two looks
-MOST = 64  # looks at a time
-PATIENCE, COPIES = 45.0, 3  # seconds until a message is sent again, and how often
-STUCK = 30.0  # seconds that the rest of a reply may take before its site is asked again
+MAX_THREADS = 64  # looks at a time
+RESEND_AFTER, MAX_RESENDS = 45.0, 3  # seconds until a message is sent again, and how often
+MAX_REPLY_TIME = 30.0  # seconds that the rest of a reply may take before its site is asked again
 
 
 class Looks:
@@ -29,7 +29,7 @@ class Looks:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._pool = ThreadPoolExecutor(MOST, thread_name_prefix="replies")
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="replies")
         self._looking: dict[str, tuple[float, Future[Message | None]]] = {}
 
     def reply(self, message: Message, identity: str) -> Message | None:
@@ -51,7 +51,7 @@ class Looks:
     def stuck(self, identity: str) -> bool:
         """Return whether a reply has begun to come and its rest has not, for long."""
         since, future = self._looking.get(identity, (math.inf, None))
-        return future is not None and not future.done() and time.monotonic() - since > STUCK
+        return future is not None and not future.done() and time.monotonic() - since > MAX_REPLY_TIME
 
     def _look(self, message: Message, identity: str) -> Message | None:
         try:
@@ -75,7 +75,7 @@ def collected(grid: Grid, messages: Sequence[Message], *, timeout: float) -> lis
     replies = []
     while waiting and time.monotonic() < deadline:
         for sent in list(waiting):
-            if len(sent.ids) <= COPIES and time.monotonic() - sent.since > PATIENCE:
+            if len(sent.ids) <= MAX_RESENDS and time.monotonic() - sent.since > RESEND_AFTER:
                 sent.push(grid)
             for identity in filter(None, sent.ids):
                 if (reply := looks.reply(sent.message, identity)) is not None:

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid
 from fed_dp.accounting import Event, from_json
 from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment
+from fed_dp.experiment.components import StrategySetting
 from fed_dp.experiment.federation import Federation, at_server, make_federation
 from fed_dp.experiment.plan import guarantee_of, release_plan
 from fed_dp.experiment.start import network_of, starting_weights
@@ -136,16 +137,9 @@ def _check_repeatable(experiment: Experiment, folder: RunFolder, *, real: bool) 
 
 def _strategy(experiment: Experiment, federation: Federation, sites: Sequence[Site]) -> SiteStrategy:
     weights = starting_weights(experiment, federation)
-    strategy: SiteStrategy = experiment.strategy.build(
-        experiment,
-        network_of(experiment, federation),
-        weights,
-        sites,
-        fraction=experiment.clients.fraction,
-        quorum=experiment.clients.quorum,
-        seed=experiment.seed,
-        plans=[release_plan(experiment, client=site.client, size=weights.size) for site in sites],
-    )
+    plans = [release_plan(experiment, client=site.client, size=weights.size) for site in sites]
+    setting = StrategySetting(experiment, network_of(experiment, federation), weights, sites, plans)
+    strategy: SiteStrategy = experiment.strategy.build(setting)
     return strategy
 
 

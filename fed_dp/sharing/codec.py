@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp.errors import UploadRefused
-from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate
+from fed_dp.sharing.update import MAX_ABS_VALUE, Indices, SparseUpdate
 
 Precision = Literal["float32", "float16"]
 Bytes = NDArray[np.uint8]
@@ -41,7 +41,7 @@ def encode(update: SparseUpdate, *, precision: Precision = "float32") -> bytes:
     return b"".join((header, where, update.values.astype(_TYPES[kind], copy=False).tobytes()))
 
 
-def decode(data: bytes, *, size: int, most: int, bound: float = LARGEST) -> SparseUpdate:
+def decode(data: bytes, *, size: int, most: int, bound: float = MAX_ABS_VALUE) -> SparseUpdate:
     """Read an update of at most `most` of `size` coordinates within ±`bound`; refuse anything else."""
     if len(data) < _HEADER.size:
         raise UploadRefused(f"truncated: {len(data)} bytes, the header alone has {_HEADER.size}")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp.mechanisms import Noise, Split, figure_12, gaussian, sparse_vector
-from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate, Vector
+from fed_dp.sharing.update import MAX_ABS_VALUE, Indices, SparseUpdate, Vector
 
 PrivateSelection = Literal["sparse_vector", "random_mask"]
 Variant = Literal["proved", "paper", "paper_as_printed"]
@@ -56,7 +56,7 @@ class RandomMask:
     count: int
     clip: float
     multiplier: float  # σ over the sensitivity, 2 · clip
-    bound: float = LARGEST
+    bound: float = MAX_ABS_VALUE
 
     def select(self, change: Vector, *, noise: Noise) -> SparseUpdate:
         """Return what is uploaded."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from fed_dp.errors import UploadRefused
 from fed_dp.seeds import Generator
-from fed_dp.sharing.update import LARGEST, Indices, SparseUpdate, Vector
+from fed_dp.sharing.update import MAX_ABS_VALUE, Indices, SparseUpdate, Vector
 
 Selection = Literal["largest_values", "random_with_threshold"]
 _STRIDE = 31  # one coordinate in so many is looked at to guess a threshold
@@ -39,7 +39,7 @@ class Selector:
 
         The largest values are chosen before they are truncated (§5.2), the random ones after (§6.6).
         """
-        bound = LARGEST if self.bound is None else self.bound
+        bound = MAX_ABS_VALUE if self.bound is None else self.bound
         if self.selection == "largest_values":
             chosen = SparseUpdate.of(change, largest_values(change, self.count))
             return SparseUpdate(chosen.indices, np.clip(chosen.values, -bound, bound), chosen.size, bound)

@@ -16,7 +16,7 @@ from fed_dp.errors import UploadRefused
 Vector = NDArray[np.float32]
 Indices = NDArray[np.int64]
 
-LARGEST = 1e3  # of a weight or a change; beyond it a network only overflows
+MAX_ABS_VALUE = 1e3  # of a weight or a change; beyond it a network only overflows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,7 +30,7 @@ class SparseUpdate:
     indices: Indices | None
     values: Vector
     size: int
-    bound: float = LARGEST
+    bound: float = MAX_ABS_VALUE
 
     def __post_init__(self) -> None:
         _check_values(self.values, self.bound)
@@ -41,12 +41,12 @@ class SparseUpdate:
             _check_indices(self.indices, self.values.size, self.size)
 
     @classmethod
-    def dense(cls, values: Vector, *, bound: float = LARGEST) -> SparseUpdate:
+    def dense(cls, values: Vector, *, bound: float = MAX_ABS_VALUE) -> SparseUpdate:
         """Return the update of all coordinates."""
         return cls(None, values, values.size, bound)
 
     @classmethod
-    def of(cls, vector: Vector, indices: Indices, *, bound: float = LARGEST) -> SparseUpdate:
+    def of(cls, vector: Vector, indices: Indices, *, bound: float = MAX_ABS_VALUE) -> SparseUpdate:
         """Return the chosen coordinates of a vector."""
         if indices.size == vector.size:
             return cls.dense(vector, bound=bound)

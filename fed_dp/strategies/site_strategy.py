@@ -23,7 +23,7 @@ from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode, information_bound
 from fed_dp.sharing.message import Upload
-from fed_dp.sharing.update import LARGEST, SparseUpdate
+from fed_dp.sharing.update import MAX_ABS_VALUE, SparseUpdate
 from fed_dp.strategies.failures import ABSENT, MAX_REASON, NO_REPLY, Failure, failure_of
 from fed_dp.strategies.sites import Site
 
@@ -130,7 +130,7 @@ class SiteStrategy(Strategy):
 
     def allowed(self, site: Site) -> tuple[int, float]:
         """Return how many numbers a site may upload, and within which bound."""
-        return self.weights.size, LARGEST
+        return self.weights.size, MAX_ABS_VALUE
 
     def scores(self, evaluator: Evaluator) -> dict[str, float]:
         """Return the test scores of the server's state."""

@@ -11,7 +11,7 @@ from scipy.stats import binom, norm
 from fed_dp.accounting import Gaussian, Laplace, SampledGaussian, epsilon
 from fed_dp.accounting.composition import deltas
 from fed_dp.audit.bounds import (
-    LARGEST,
+    MAX_EPSILON,
     from_rates,
     least_wrong,
     one_run,
@@ -86,7 +86,7 @@ def test_one_run_of_pure_dp_is_a_binomial_tail() -> None:
     found = one_run(canaries=100, guesses=100, correct=100, delta=0.0)
     assert binom.sf(99, 100, 1 / (1 + math.exp(-found))) == pytest.approx(0.05)
     assert one_run(canaries=100, guesses=100, correct=50, delta=0.0) == 0
-    assert one_run(canaries=10**9, guesses=10**9, correct=10**9, delta=0.0) <= LARGEST
+    assert one_run(canaries=10**9, guesses=10**9, correct=10**9, delta=0.0) <= MAX_EPSILON
     assert one_run(canaries=100, guesses=100, correct=99, delta=1e-5) < one_run(
         canaries=100, guesses=100, correct=99, delta=0.0
     )

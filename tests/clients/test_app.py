@@ -18,7 +18,7 @@ from fed_dp.experiment.start import starting_weights
 from fed_dp.models import initial_weights
 from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode
-from fed_dp.sharing.update import LARGEST, SparseUpdate
+from fed_dp.sharing.update import MAX_ABS_VALUE, SparseUpdate
 from fed_dp.simulations.grid import InProcessGrid
 from tests.conftest import small
 from tests.networks import network
@@ -103,7 +103,7 @@ def test_weights_that_overflow_for_some_records_only_are_refused_by_all_sites_al
 def test_the_largest_weights_that_are_accepted_overflow_for_no_record(gradients: str) -> None:
     experiment = small("psgd", trainer={"name": "psgd", "gradients": gradients, "sample_rate": 0.25})
     nodes = grid(experiment)
-    for weights in (overflowing(experiment, LARGEST), np.full_like(start(experiment), LARGEST)):
+    for weights in (overflowing(experiment, MAX_ABS_VALUE), np.full_like(start(experiment), MAX_ABS_VALUE)):
         for node in nodes.contexts:
             nodes.contexts[node].state.clear()
             assert np.isfinite(change(train(nodes, weights, node), weights.size).values).all()

@@ -89,7 +89,7 @@ def test_one_record_more_does_not_change_the_size_of_a_statistics_noise(kind: st
             return np.minimum(values, limit)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"{type(trainer).__module__}.LARGEST", 1e30)
+            patch.setattr(f"{type(trainer).__module__}.MAX_ABS_VALUE", 1e30)
             return float(
                 np.linalg.norm(trainer.release(weights, site, 1, SimulationNoise(np.random.default_rng(0))))
             )

@@ -122,7 +122,7 @@ def _virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (networked, replies, discovery):
         monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(replies, "ThreadPoolExecutor", Immediate)
-    monkeypatch.setattr(networked, "LOOK", 0.0)
+    monkeypatch.setattr(networked, "POLL_INTERVAL", 0.0)
 
 
 def setting(plan: dict[int, list[str]], *, timeout: float = 20.0, **changes: Any) -> Setting:
@@ -200,7 +200,7 @@ def test_a_reply_that_cannot_be_read_is_the_sites_fault_and_the_run_goes_on() ->
 def test_a_site_that_dies_of_every_question_is_not_asked_for_ever() -> None:
     bad = setting({1: ["crashes"] * 100}, timeout=20.0)
     assert bad.round() == {(1, 1): "it died"}
-    assert len([client for client, _ in bad.network.asked if client == 1]) == 1 + networked.MOST_COPIES
+    assert len([client for client, _ in bad.network.asked if client == 1]) == 1 + networked.MAX_COPIES
 
 
 def test_when_the_servers_own_connection_fails_the_run_stops_to_be_resumed() -> None:
@@ -219,7 +219,7 @@ def test_fewer_than_the_quorum_is_no_round() -> None:
 
 @pytest.mark.parametrize("restarted", [True, False])
 def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(restarted: bool) -> None:
-    bad = setting({}, timeout=2 * replies.STUCK)
+    bad = setting({}, timeout=2 * replies.MAX_REPLY_TIME)
     network, first, began = bad.network, threading.Event(), clock.now
 
     def pull(message_ids: Iterable[str]) -> list[Message]:
@@ -235,12 +235,12 @@ def test_a_half_sent_reply_holds_nobody_back_and_its_site_is_asked_again(restart
     network.pull_messages = pull  # type: ignore[method-assign]
     assert bad.round() == {}
     assert bad.strategy.server.version == CLIENTS
-    assert (clock.now - began > replies.STUCK) is not restarted
+    assert (clock.now - began > replies.MAX_REPLY_TIME) is not restarted
 
 
 def test_a_reply_that_hangs_does_so_in_a_thread_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()  # real time, real threads
-    monkeypatch.setattr(networked, "LOOK", 0.0)
+    monkeypatch.setattr(networked, "POLL_INTERVAL", 0.0)
     monkeypatch.setattr(networked, "POLL", 0.001)
     bad = setting({}, timeout=HANG)
     network, hung, release = bad.network, threading.Event(), threading.Event()
@@ -344,12 +344,12 @@ def test_a_question_that_is_lost_where_a_site_was_restarted_is_asked_again() -> 
     began = clock.now
     found = discover(network, expected=CLIENTS, timeout=600, keys=KEYS)
     assert [site.node for site in found] == [1, 2, 3, 4]
-    assert clock.now - began < 3 * replies.PATIENCE
+    assert clock.now - began < 3 * replies.RESEND_AFTER
     assert [client for client, _ in network.asked].count(2) == 3
     gone = Network(small(), {1: ["restarts"] * 99})
     found = discover(gone, expected=CLIENTS, timeout=600, quorum=3, keys=KEYS)
     assert [site.node for site in found] == [1, 0, 3, 4]
-    assert [client for client, _ in gone.asked].count(1) == 1 + replies.COPIES
+    assert [client for client, _ in gone.asked].count(1) == 1 + replies.MAX_RESENDS
 
 
 def test_the_mark_of_a_site_is_under_its_own_name_whatever_ledger_it_says_it_has(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fed_dp.errors import UploadRefused
 from fed_dp.sharing.codec import decode, encode, information_bound
-from fed_dp.sharing.update import LARGEST, SparseUpdate
+from fed_dp.sharing.update import MAX_ABS_VALUE, SparseUpdate
 
 HEADER = 12
 
@@ -67,7 +67,7 @@ def test_damaged_bytes_are_refused_or_make_a_valid_update(update: SparseUpdate, 
     except UploadRefused:
         return
     found.add_to(vector)
-    assert np.abs(vector).max() <= LARGEST
+    assert np.abs(vector).max() <= MAX_ABS_VALUE
     assert np.count_nonzero(vector) <= len(update)
 
 
@@ -109,7 +109,7 @@ def written(**changes: int) -> bytes:
 )
 def test_each_fault_has_its_name(data: bytes, says: str) -> None:
     with pytest.raises(UploadRefused, match=says):
-        decode(data, size=1000, most=10, bound=0.5 if "±0.5" in says else LARGEST)
+        decode(data, size=1000, most=10, bound=0.5 if "±0.5" in says else MAX_ABS_VALUE)
 
 
 def gaps(high: list[int], low: list[int]) -> bytes:

@@ -13,7 +13,6 @@ from pydantic import Field
 from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.clients.functional import DECLARED, PROVED_KEYS, PUBLIC, Functional
 from fed_dp.experiment.components import AuditSetup, Limit
-from fed_dp.models.network import Capability
 from fed_dp.options import Count
 
 if TYPE_CHECKING:
@@ -51,12 +50,12 @@ class LaplaceMechanism(Functional):
     batch_size: Count = 1800  # |L|, which the noise is divided by
 
     adaptive: ClassVar[bool]  # whether noise follows relevance
-    needs: ClassVar[Capability] = "relevance"
-    paper_needs: ClassVar[Capability | None] = "noisy-inputs"
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (PUBLIC, DECLARED, CLAIMED, AS_RELEASED)
+    needs = "relevance"
+    paper_needs = "noisy-inputs"
+    guarantees = (PUBLIC, DECLARED, CLAIMED, AS_RELEASED)
     in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED, "paper_as_released": AS_RELEASED}
-    variants: ClassVar[tuple[str, ...]] = tuple(in_paper)
-    paper_keys: ClassVar[tuple[str, ...]] = (*Functional.paper_keys, *_NOISE_KEYS)
+    variants = tuple(in_paper)
+    paper_keys = (*Functional.paper_keys, *_NOISE_KEYS)
 
     def unused_keys(self, experiment: Experiment) -> tuple[str, ...]:
         """Options of noise without any, of relevance where there is none, of descent in a closed form."""
@@ -128,7 +127,7 @@ class Adlm(LaplaceMechanism):
     name: Literal["adlm"] = "adlm"
     relevance_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
     label_share: Annotated[float, Field(gt=0, lt=1)] = 1 / 3
-    adaptive: ClassVar[bool] = True
+    adaptive = True
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:
@@ -141,7 +140,7 @@ class Ilm(LaplaceMechanism):
 
     name: Literal["ilm"] = "ilm"
     relevance_share: Annotated[float, Field(ge=0, le=0)] = 0.0
-    adaptive: ClassVar[bool] = False
+    adaptive = False
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:

@@ -26,10 +26,10 @@ from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.paper import AdlmCnn, targets, to_unit_interval
 from fed_dp.models.relevance import relevance
 from fed_dp.models.streams import torch_generator
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 RELEVANCE = "relevance"  # in the site's state
-LEAST = 1e-6  # of the mean relevance: an input of none would get noise without bound
+MIN_RELEVANCE = 1e-6  # of the mean relevance: an input of none would get noise without bound
 
 
 class AdlmTrainer:
@@ -71,9 +71,9 @@ class AdlmTrainer:
                     if parameter.grad is not None:
                         parameter.grad.nan_to_num_()
                 optimizer.step()
-                net.clamp(LARGEST)
+                net.clamp(MAX_ABS_VALUE)
         optimizer.zero_grad(set_to_none=True)
-        return Fit(np.clip(net.weights() - weights, -LARGEST, LARGEST), state=kept)
+        return Fit(np.clip(net.weights() - weights, -MAX_ABS_VALUE, MAX_ABS_VALUE), state=kept)
 
     def seen(self, weights: Vector, data: ClientData) -> np.ndarray:
         """Return the inputs that training looks at: with the noise that the paper says makes them private."""
@@ -151,5 +151,5 @@ class AdlmTrainer:
         delta = relevance_sensitivity(len(mean), len(y))
         noise = SimulationNoise(seeds.generator(data.seed, "relevance noise", data.client))
         noisy = np.abs(noise.laplace(mean, scale=delta / self._budgets[0]))
-        noisy = np.maximum(noisy, LEAST * noisy.mean())
+        noisy = np.maximum(noisy, MIN_RELEVANCE * noisy.mean())
         return np.asarray(noisy / noisy.mean())

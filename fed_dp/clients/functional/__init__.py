@@ -50,8 +50,8 @@ class Functional(TrainerOptions):
     batch_size: Count = 100
     local_epochs: Count = 1
 
-    divides_by_records: ClassVar[bool] = True
-    has_statistics: ClassVar[bool] = True
+    divides_by_records = True
+    has_statistics = True
     paper_keys: ClassVar[tuple[str, ...]] = ("truncate", "learning_rate", "batch_size", "local_epochs")
     in_paper: ClassVar[dict[str, Guarantee]]  # the guarantee of each variant
 

@@ -28,7 +28,7 @@ from fed_dp.mechanisms.functional import (
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm, targets
 from fed_dp.models.streams import torch_generator
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 LOG_2 = float(np.log(2))
 L1 = 1e-5  # of the head, as in the papers
@@ -86,7 +86,7 @@ class PerturbedTrainer:
                 with torch.no_grad():  # what was learnt for noisy hidden units, as it is without them
                     network.intercept.add_(self._shared(self._depth, network.head) @ network.head)
         network.eval()
-        return Fit(np.clip(net.weights() - weights, -LARGEST, LARGEST))
+        return Fit(np.clip(net.weights() - weights, -MAX_ABS_VALUE, MAX_ABS_VALUE))
 
     # ------------------------------------------------------------------------------- objectives
 
@@ -221,7 +221,7 @@ class PerturbedTrainer:
                 for parameter, gradient in zip(chosen, gradients, strict=True):
                     parameter.grad = None if gradient is None else torch.nan_to_num(gradient)
                 optimizer.step()
-                self._net.clamp(LARGEST)
+                self._net.clamp(MAX_ABS_VALUE)
 
     def _batches(self, data: ClientData, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         device = self._net.device

@@ -31,7 +31,7 @@ from fed_dp.mechanisms.statistics import (
 )
 from fed_dp.models import Encoded, FlatNetwork, Vector, solved_head
 from fed_dp.models.independence import check_independent
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 BATCH = 128  # records whose features are in memory at once; all batches have this size, see below
 
@@ -106,7 +106,7 @@ class StatisticsTrainer:
         exactly = noise is not None and noise.name == "secure"
         records = self._batches(data, stage, exactly=exactly)
         total = release(statistic, records, spec, noise, records=data.expected_records)
-        return np.clip(total / data.expected_records, -LARGEST, LARGEST).astype(np.float32)
+        return np.clip(total / data.expected_records, -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
         """Return the change that a released statistic asks for; no record is needed."""
@@ -152,7 +152,7 @@ class StatisticsTrainer:
             return self._descend(statistic, weights, released, records)
         wanted = solved_head(statistic, released, noise_spec=spec, ridge=self._config.ridge, records=records)
         way: Vector = (self._step * (wanted - weights)).astype(np.float32)
-        return way.clip(-LARGEST, LARGEST)
+        return way.clip(-MAX_ABS_VALUE, MAX_ABS_VALUE)
 
     def _descend(self, statistic: HeadStatistics, weights: Vector, released: Vector, records: int) -> Vector:
         """Take accelerated gradient steps on ½ tr Wᵀ (G₊ + ridge) W − tr Wᵀ C from the given weights."""
@@ -165,4 +165,4 @@ class StatisticsTrainer:
         for taken in range(self._config.local_steps):
             before, here = here, ahead - step * (gram @ ahead - cross)
             ahead = here + taken / (taken + 3) * (here - before)
-        return np.clip((here - start).T.ravel(), -LARGEST, LARGEST).astype(np.float32)
+        return np.clip((here - start).T.ravel(), -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)

@@ -6,7 +6,7 @@ Reference: Abadi et al., "Deep Learning with Differential Privacy", CCS 2016, Al
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -59,8 +59,8 @@ class Psgd(TrainerOptions):
     clip: Positive = 1.0  # C: L2 bound on each record's gradient
     gradients: Literal["auto", "hooks", "ghost", "vmap"] = "auto"
 
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (PUBLIC, DECLARED)
-    divides_by_records: ClassVar[bool] = True
+    guarantees = (PUBLIC, DECLARED)
+    divides_by_records = True
 
     @property
     def private(self) -> bool:

@@ -20,7 +20,7 @@ from fed_dp.models.client_batches import Batches, descend
 from fed_dp.models.flat import flat_rows
 from fed_dp.models.perceptrons import Chain, Perceptrons, gradients_into, square_norms
 from fed_dp.models.streams import torch_generator
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 
 @torch.no_grad()
@@ -69,7 +69,9 @@ def train_batch(
             if config.momentum:
                 move.mul_(config.momentum).add_(part)
             descend(parameter, move, rates)
-            parameter.clamp_(-LARGEST, LARGEST)  # post-processing; keeps every record's gradient finite
+            parameter.clamp_(
+                -MAX_ABS_VALUE, MAX_ABS_VALUE
+            )  # post-processing; keeps every record's gradient finite
         for accountant in accountants:
             accountant.step(noise_multiplier=release.noise_multiplier, sample_rate=config.sample_rate)
     return list(flat_rows(nets.parameters).cpu().numpy())

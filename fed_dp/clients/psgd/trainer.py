@@ -34,7 +34,7 @@ from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.client_batches import best_batch, per_record_gradients, without_layout
 from fed_dp.models.independence import check_independent
 from fed_dp.models.perceptrons import Chain
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 GHOST_FROM = 20_000  # parameters; below, per-record gradients are cheaper than two backward passes
 VMAP_FROM = 20_000  # parameters of a convolutional network; below, hooks are a little faster
@@ -47,7 +47,7 @@ class PsgdTrainer:
     Neighbours: zero out one record of the site, whose number of records is public; or add or remove one,
     where sums are divided by a declared number instead.
     Opacus counts the steps, and a fit that took more than were charged is not sent. Weights stay
-    within ±LARGEST, where activations and gradients are finite: clipping does not bound NaN.
+    within ±MAX_ABS_VALUE, where activations and gradients are finite: clipping does not bound NaN.
     """
 
     is_private = True
@@ -127,7 +127,7 @@ class PsgdTrainer:
         taken = [SampledGaussian(*entry) for entry in accountant.history]
         if taken != [self._release]:
             raise PrivacyError(f"Opacus counted {taken}, {self._release} was charged; nothing was sent")
-        change = np.clip(after - before, -LARGEST, LARGEST)  # what a message may hold
+        change = np.clip(after - before, -MAX_ABS_VALUE, MAX_ABS_VALUE)  # what a message may hold
         return Fit(change, {"steps": float(self._release.steps)})
 
     def _steps(self, data: ClientData, accountant: PRVAccountant) -> None:
@@ -153,7 +153,7 @@ class PsgdTrainer:
                 for parameter, gradients in zip(net.parameters, each(x[rows], y[rows]), strict=True):
                     parameter.grad_sample = gradients  # type: ignore[attr-defined]
             optimizer.step()
-            net.clamp(LARGEST)  # post-processing; keeps every record's gradient finite
+            net.clamp(MAX_ABS_VALUE)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
 
     def _exact_steps(self, data: ClientData, accountant: PRVAccountant, noise: SecureNoise) -> None:
@@ -179,7 +179,7 @@ class PsgdTrainer:
                 loss(module(net.inputs(data.x[row : row + 1])), labels[row : row + 1]).backward()
                 optimizer.add()
             optimizer.step()
-            net.clamp(LARGEST)
+            net.clamp(MAX_ABS_VALUE)
         optimizer.zero_grad(set_to_none=True)
 
 

@@ -6,14 +6,13 @@ Reference: Li, Xiong, Ohno-Machado, Jiang, "Privacy Preserving RBF Kernel SVM", 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.clients.functional import step_of
 from fed_dp.experiment.components import AuditSetup, Limit, TrainerOptions
-from fed_dp.models.network import Capability
 
 if TYPE_CHECKING:
     from fed_dp.clients.trainer import Trainer
@@ -60,10 +59,10 @@ class Svm(TrainerOptions):
     noise: Literal["auto", "gamma", "laplace", "gaussian"] = "auto"  # gaussian with a delta, else gamma
     perturb: bool = True  # false: no noise, no privacy
 
-    needs: ClassVar[Capability] = "kernel"
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (PROVED, PAPER, AS_PRINTED)
-    variants: ClassVar[tuple[str, ...]] = ("paper", "paper_as_printed")
-    divides_by_records: ClassVar[bool] = True
+    needs = "kernel"
+    guarantees = (PROVED, PAPER, AS_PRINTED)
+    variants = ("paper", "paper_as_printed")
+    divides_by_records = True
 
     @property
     def private(self) -> bool:

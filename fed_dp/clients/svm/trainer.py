@@ -26,7 +26,7 @@ from fed_dp.mechanisms.support_vector import SvmNoise, check_size, perturbed, so
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.fitted import KernelMachine
 from fed_dp.models.independence import check_independent
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 Signs = NDArray[np.float64]
 TOLERANCE, STEPS = 1e-6, 100_000  # of liblinear
@@ -94,12 +94,14 @@ class SvmTrainer:
                 noise_value=self._noise_value,
                 noise=noise,
             )
-        return np.clip(own.ravel(), -LARGEST, LARGEST).astype(np.float32)
+        return np.clip(own.ravel(), -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
         """Move towards the site's own w."""
         change = np.zeros_like(weights)
-        change[self._head] = np.clip(self._step * (released - weights[self._head]), -LARGEST, LARGEST)
+        change[self._head] = np.clip(
+            self._step * (released - weights[self._head]), -MAX_ABS_VALUE, MAX_ABS_VALUE
+        )
         return Fit(change)
 
     def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:

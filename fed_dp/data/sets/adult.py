@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -110,9 +110,9 @@ class Adult(Published):
     """All attributes, categories as one input each."""
 
     name: Literal["adult"] = "adult"
-    about: ClassVar[str] = "census income (UCI Adult), 14 attributes"
-    directory: ClassVar[str] = "adult"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_ADULT,)
+    about = "census income (UCI Adult), 14 attributes"
+    directory = "adult"
+    layouts = (_ADULT,)
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read training and test records."""
@@ -127,9 +127,9 @@ class AdultNumbers(Published):
     """Each attribute one number, in the order of the SVM paper's census attributes."""
 
     name: Literal["adult-numbers"] = "adult-numbers"
-    about: ClassVar[str] = "the same, each attribute one number"
-    directory: ClassVar[str] = "adult"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_ADULT,)
+    about = "the same, each attribute one number"
+    directory = "adult"
+    layouts = (_ADULT,)
     attributes: Literal[5, 8, 11, 14] | None = None  # the first so many; without it, all
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 from fed_dp.data.dataset import DataSet, Records, standardised
 from fed_dp.data.files import File, verified
@@ -28,9 +28,9 @@ class Cifar10(Published):
     """CIFAR-10, 32×32×3."""
 
     name: Literal["cifar10"] = "cifar10"
-    about: ClassVar[str] = "CIFAR-10, 32×32×3"
-    directory: ClassVar[str] = "cifar10"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_CIFAR, _CIFAR_SUBSET)
+    about = "CIFAR-10, 32×32×3"
+    directory = "cifar10"
+    layouts = (_CIFAR, _CIFAR_SUBSET)
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read training and test images."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class Digits(Embedded):
     """8×8 digits, embedded in scikit-learn."""
 
     name: Literal["digits"] = "digits"
-    about: ClassVar[str] = "8×8 digits, embedded in scikit-learn"
+    about = "8×8 digits, embedded in scikit-learn"
 
     def read(self) -> DataSet:
         """Read all records."""

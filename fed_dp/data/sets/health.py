@@ -13,9 +13,9 @@ class HealthDaily(Embedded):
 
     name: Literal["health-daily"] = "health-daily"
     influence: bool = True  # of friends: false leaves it out
-    about: ClassVar[str] = "health social network of 254 people, 300 days, generated"
-    owners: ClassVar[str | None] = "people"
-    of_behaviour: ClassVar[bool] = True
+    about = "health social network of 254 people, 300 days, generated"
+    owners = "people"
+    of_behaviour = True
     weekly: ClassVar[bool] = False
 
     def read(self) -> DataSet:
@@ -30,5 +30,5 @@ class HealthWeekly(HealthDaily):
     """48 weeks."""
 
     name: Literal["health-weekly"] = "health-weekly"  # type: ignore[assignment]
-    about: ClassVar[str] = "the same by 48 weeks, generated"
-    weekly: ClassVar[bool] = True
+    about = "the same by 48 weeks, generated"
+    weekly = True

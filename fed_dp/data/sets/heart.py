@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -56,10 +56,10 @@ class Heart(Published):
     """Heart disease (UCI), four hospitals."""
 
     name: Literal["heart"] = "heart"
-    about: ClassVar[str] = "heart disease (UCI), four hospitals"
-    owners: ClassVar[str | None] = "hospitals"
-    directory: ClassVar[str] = "uci_heart"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_HEART,)
+    about = "heart disease (UCI), four hospitals"
+    owners = "hospitals"
+    directory = "uci_heart"
+    layouts = (_HEART,)
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read all hospitals' records; every fifth of each is a test record."""

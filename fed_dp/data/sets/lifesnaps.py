@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -47,10 +47,10 @@ class LifeSnaps(Published):
     """
 
     name: Literal["lifesnaps"] = "lifesnaps"
-    about: ClassVar[str] = "daily activity of 71 people"
-    owners: ClassVar[str | None] = "people"
-    directory: ClassVar[str] = "lifesnaps"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_LIFESNAPS,)
+    about = "daily activity of 71 people"
+    owners = "people"
+    directory = "lifesnaps"
+    layouts = (_LIFESNAPS,)
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read all days."""
@@ -79,11 +79,11 @@ class LifeSnapsWindows(Published):
     """The same in windows of four days, as records of behaviour, without friends."""
 
     name: Literal["lifesnaps-windows"] = "lifesnaps-windows"
-    about: ClassVar[str] = "the same in windows of four days"
-    owners: ClassVar[str | None] = "people"
-    directory: ClassVar[str] = "lifesnaps"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_LIFESNAPS,)
-    of_behaviour: ClassVar[bool] = True
+    about = "the same in windows of four days"
+    owners = "people"
+    directory = "lifesnaps"
+    layouts = (_LIFESNAPS,)
+    of_behaviour = True
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read each person's windows of days with steps."""

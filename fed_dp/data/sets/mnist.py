@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -59,10 +59,10 @@ class Mnist(Published):
     """MNIST, 28×28."""
 
     name: Literal["mnist"] = "mnist"
-    about: ClassVar[str] = "MNIST, 28×28"
-    directory: ClassVar[str] = "mnist"
-    layouts: ClassVar[Layouts] = (_MNIST,)
-    of_digits: ClassVar[bool] = True
+    about = "MNIST, 28×28"
+    directory = "mnist"
+    layouts = (_MNIST,)
+    of_digits = True
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read the images as they are."""
@@ -74,7 +74,7 @@ class Mnist32(Mnist):
     """The same with two pixels of black on every side."""
 
     name: Literal["mnist-32"] = "mnist-32"  # type: ignore[assignment]
-    about: ClassVar[str] = "MNIST in a 32×32 frame (DSSGD's paper)"
+    about = "MNIST in a 32×32 frame (DSSGD's paper)"
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read the images and frame them."""
@@ -88,9 +88,9 @@ class MnistWriters(Mnist):
     """The same with each digit's writer."""
 
     name: Literal["mnist-writers"] = "mnist-writers"  # type: ignore[assignment]
-    about: ClassVar[str] = "MNIST, 28×28, with each digit's writer"
-    owners: ClassVar[str | None] = "writers"
-    layouts: ClassVar[Layouts] = ((*_MNIST, *_WRITERS),)
+    about = "MNIST, 28×28, with each digit's writer"
+    owners = "writers"
+    layouts = ((*_MNIST, *_WRITERS),)
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read images and writers."""

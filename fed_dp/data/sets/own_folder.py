@@ -7,7 +7,7 @@ its extremes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -34,9 +34,9 @@ class OwnFolder(Data):
     gaps: bool = False  # whether values may be missing: then an input beside each number says so
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
 
-    about: ClassVar[str] = "your own: idx, npz, CSV or Parquet in data.path"
-    owners: ClassVar[str | None] = "data.client"
-    at_sites: ClassVar[bool] = True
+    about = "your own: idx, npz, CSV or Parquet in data.path"
+    owners = "data.client"
+    at_sites = True
 
     @model_validator(mode="after")
     def _statements_make_sense(self) -> OwnFolder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -31,10 +31,10 @@ class Svhn(Published):
     """Street view house numbers, 32×32×3."""
 
     name: Literal["svhn"] = "svhn"
-    about: ClassVar[str] = "street view house numbers, 32×32×3"
-    directory: ClassVar[str] = "svhn"
-    layouts: ClassVar[tuple[tuple[File, ...], ...]] = (_SVHN, _SVHN_SUBSET)
-    of_digits: ClassVar[bool] = True
+    about = "street view house numbers, 32×32×3"
+    directory = "svhn"
+    layouts = (_SVHN, _SVHN_SUBSET)
+    of_digits = True
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read training and test digits."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ class AdlmCnnNetwork(Network):
     """MNIST: 32 and 64 filters of 5×5, 25 units. CIFAR-10: 128 of 3×3, 128 and 256 of 5×5, 30 units."""
 
     name: Literal["adlm-cnn"] = "adlm-cnn"
-    offers: ClassVar[Capability] = "noisy-inputs"
+    offers = "noisy-inputs"
     filters: Size | None = None
     hidden: Size | None = None
 

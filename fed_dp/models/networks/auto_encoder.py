@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.models.networks.features import Layers
 from fed_dp.options import Size
 
@@ -16,7 +16,7 @@ class AutoEncoderNetwork(Network):
     """Sigmoid layers with tied weights and a head. A trainer decides whether the head learns an intercept."""
 
     name: Literal["auto-encoder"] = "auto-encoder"
-    offers: ClassVar[Capability] = "auto-encoder"
+    offers = "auto-encoder"
     hidden: Size | None = None  # units of a layer
     layers: Layers | None = None
 
@@ -38,4 +38,4 @@ class Dpah(AutoEncoderNetwork):
     """The same for human behaviour: the first layer also sees past attributes and friends."""
 
     name: Literal["dpah"] = "dpah"  # type: ignore[assignment]
-    of_behaviour: ClassVar[bool] = True
+    of_behaviour = True

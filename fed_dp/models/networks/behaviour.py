@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ class BehaviourLinear(Network):
     """Past, now and friends, each of norm about 1, under a linear head: dPAH on a fixed encoder."""
 
     name: Literal["behaviour-linear"] = "behaviour-linear"
-    offers: ClassVar[Capability] = "encoder"
-    of_behaviour: ClassVar[bool] = True
+    offers = "encoder"
+    of_behaviour = True
 
     def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
         """Build it."""
@@ -31,8 +31,8 @@ class PatchBehaviour(Network):
     """Patch filters, pooled by 4, beside the attributes of now and friends."""
 
     name: Literal["patch-behaviour"] = "patch-behaviour"
-    offers: ClassVar[Capability] = "filters"
-    of_behaviour: ClassVar[bool] = True
+    offers = "filters"
+    of_behaviour = True
     filters: Size | None = None
 
     @property

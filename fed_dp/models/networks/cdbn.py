@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ class CdbnNetwork(Network):
     """Two CRBM layers, a layer of units, a head. A trainer decides the polynomial in place of the sigmoid."""
 
     name: Literal["cdbn"] = "cdbn"
-    offers: ClassVar[Capability] = "energy"
+    offers = "energy"
     filters: Size | None = None
     hidden: Size | None = None
 
@@ -35,8 +35,8 @@ class CdbnBehaviour(Network):
     """The same for human behaviour: biases depend on the attributes of now and on friends."""
 
     name: Literal["cdbn-behaviour"] = "cdbn-behaviour"
-    offers: ClassVar[Capability] = "energy"
-    of_behaviour: ClassVar[bool] = True
+    offers = "energy"
+    of_behaviour = True
     filters: Size | None = None
 
     def build(

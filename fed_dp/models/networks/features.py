@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fed_dp.models.network import Capability, Network, Shape, size_of
+from fed_dp.models.network import Network, Shape, size_of
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class UnitLinear(Network):
     """Inputs scaled to norm 1: with noise, the functional mechanism for logistic regression."""
 
     name: Literal["unit-linear"] = "unit-linear"
-    offers: ClassVar[Capability] = "encoder"
+    offers = "encoder"
 
     def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
         """Build it."""
@@ -35,7 +35,7 @@ class RandomFeaturesNetwork(Network):
     """Random features of a Gaussian kernel."""
 
     name: Literal["random-features"] = "random-features"
-    offers: ClassVar[Capability] = "encoder"
+    offers = "encoder"
     features: Size | None = None  # of the head
     gamma: Gamma | None = None
 
@@ -51,7 +51,7 @@ class PrivatePca(Network):
     """Principal components, then random features of them; as often as there are layers."""
 
     name: Literal["private-pca"] = "private-pca"
-    offers: ClassVar[Capability] = "encoder"
+    offers = "encoder"
     components: Size | None = None  # that are kept
     features: Size | None = None
     gamma: Gamma | None = None

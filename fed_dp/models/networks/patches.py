@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.models.networks.features import Layers
 from fed_dp.models.networks.scattering import Whitening
 from fed_dp.options import Size
@@ -17,7 +17,7 @@ class PatchFiltersNetwork(Network):
     """Convolution, pooling, principal components. Two layers pool by 2 each, one by 4."""
 
     name: Literal["patch-filters"] = "patch-filters"
-    offers: ClassVar[Capability] = "filters"
+    offers = "filters"
     filters: Size | None = None  # of a convolution
     components: Size | None = None
     whitening: Whitening | None = None

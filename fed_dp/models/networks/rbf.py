@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
 from fed_dp.errors import ModelError
-from fed_dp.models.network import Capability, Network, Shape, size_of
+from fed_dp.models.network import Network, Shape, size_of
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class Rbf(Network):
     """Fourier features of the kernel exp(−‖x − y‖²/σ²); two classes have one output, whose sign decides."""
 
     name: Literal["rbf"] = "rbf"
-    offers: ClassVar[Capability] = "kernel"
+    offers = "kernel"
     features: Size | None = None
     width: Annotated[float, Field(gt=0, le=1e6)] | None = None  # σ
 

@@ -5,9 +5,9 @@ A trainer decides whether they are weighed (`adaptive`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fed_dp.models.network import Capability, Network, Shape, size_of
+from fed_dp.models.network import Network, Shape, size_of
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 class RelevanceNetwork(Network):
     """What these networks share."""
 
-    offers: ClassVar[Capability] = "relevance"
-    fitted: ClassVar[bool] = True
+    offers = "relevance"
+    fitted = True
 
 
 class ClassSumsNetwork(RelevanceNetwork):
     """The nearest class mean, from sums of inputs in [−1, 1]."""
 
     name: Literal["class-sums"] = "class-sums"
-    closed_form: ClassVar[bool] = True
+    closed_form = True
 
     def build(self, shape: Shape, classes: int, *, adaptive: bool = True, **decided: Any) -> nn.Module:
         """Build it."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from fed_dp.models.network import Capability, Network, Shape
+from fed_dp.models.network import Network, Shape
 from fed_dp.options import Size
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class ScatteringNetwork(Network):
     """Scattering features, compressed to principal components from released moments."""
 
     name: Literal["scattering"] = "scattering"
-    offers: ClassVar[Capability] = "encoder"
+    offers = "encoder"
     components: Size | None = None
     whitening: Whitening | None = None
 
@@ -43,7 +43,7 @@ class ScatteringRandom(Network):
     """Random directions in place of learnt ones: one stage."""
 
     name: Literal["scattering-random"] = "scattering-random"
-    offers: ClassVar[Capability] = "encoder"
+    offers = "encoder"
     features: Size | None = None
 
     def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fed_dp.experiment.components import StrategyOptions
+from fed_dp.experiment.components import StrategyOptions, StrategySetting
 
 if TYPE_CHECKING:
     from fed_dp.data.dataset import Integers
     from fed_dp.experiment.schema import Experiment
-    from fed_dp.models import NetworkSpec, Vector
     from fed_dp.strategies.site_strategy import SiteStrategy
-    from fed_dp.strategies.sites import Site
 
 
 class Pooled(StrategyOptions):
     """One node has all that is used."""
 
-    pooled: ClassVar[bool] = True
+    pooled = True
 
-    def build(
-        self,
-        experiment: Experiment,
-        network: NetworkSpec,
-        weights: Vector,
-        sites: Sequence[Site],
-        **common: Any,
-    ) -> SiteStrategy:
+    def build(self, setting: StrategySetting) -> SiteStrategy:
         """Return the strategy."""
         from fed_dp.strategies.baselines.strategy import CentralisedStrategy
 
-        return CentralisedStrategy(weights, sites, **common)
+        return CentralisedStrategy(setting.weights, setting.sites, **setting.common)
 
 
 class Centralised(Pooled):
@@ -50,7 +41,7 @@ class Public(Pooled):
     """The public records alone (data.public_records), in one place: what can be had without the others."""
 
     name: Literal["public"] = "public"
-    audited_by_runs: ClassVar[bool] = False
+    audited_by_runs = False
 
     def pooled_records(self, parts: Sequence[Integers], public: Integers | None) -> Integers:
         """Return the public records."""
@@ -70,18 +61,11 @@ class Standalone(StrategyOptions):
     """Every site alone."""
 
     name: Literal["standalone"] = "standalone"
-    one_model: ClassVar[bool] = False
-    audited_by_runs: ClassVar[bool] = False
+    one_model = False
+    audited_by_runs = False
 
-    def build(
-        self,
-        experiment: Experiment,
-        network: NetworkSpec,
-        weights: Vector,
-        sites: Sequence[Site],
-        **common: Any,
-    ) -> SiteStrategy:
+    def build(self, setting: StrategySetting) -> SiteStrategy:
         """Return the strategy."""
         from fed_dp.strategies.baselines.strategy import StandaloneStrategy
 
-        return StandaloneStrategy(weights, sites, **common)
+        return StandaloneStrategy(setting.weights, setting.sites, **setting.common)

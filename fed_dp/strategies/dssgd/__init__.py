@@ -5,28 +5,26 @@ Reference: Shokri and Shmatikov, "Privacy-Preserving Deep Learning", CCS 2015.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
 from fed_dp.accounting.guarantee import Guarantee
-from fed_dp.experiment.components import AuditSetup, StrategyOptions
+from fed_dp.experiment.components import AuditSetup, StrategyOptions, StrategySetting
 from fed_dp.mechanisms import Split
 from fed_dp.options import Fraction, Fractions, NonNegative, Positive, of_client
 from fed_dp.sharing.codec import Precision
 from fed_dp.sharing.exchange import ONE_AT_A_TIME, Exchange
 from fed_dp.sharing.private_selection import PrivateSelection, RandomMask, SparseVectorSelector
 from fed_dp.sharing.selection import Selection, Selector, share
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 
 if TYPE_CHECKING:
     from fed_dp.accounting import Release
     from fed_dp.experiment.plan import ReleasePlan
     from fed_dp.experiment.schema import Experiment, Privacy
-    from fed_dp.models import NetworkSpec, Vector
     from fed_dp.strategies.site_strategy import SiteStrategy
-    from fed_dp.strategies.sites import Site
 
 _SITE = "; it holds for all records of a site at once, because truncation bounds any change"
 SPARSE_VECTOR = Guarantee(
@@ -80,9 +78,9 @@ class Dssgd(StrategyOptions):
     outdated: Annotated[float, Field(ge=0, le=1)] = 0.5  # asynchronous: chance of last round's state
     precision: Precision = "float32"  # of uploaded values on the wire
 
-    guarantees: ClassVar[tuple[Guarantee, ...]] = (SPARSE_VECTOR, PAPER, AS_PRINTED, RANDOM_MASK)
-    deployable: ClassVar[bool] = True
-    adds_changes: ClassVar[bool] = True
+    guarantees = (SPARSE_VECTOR, PAPER, AS_PRINTED, RANDOM_MASK)
+    deployable = True
+    adds_changes = True
 
     @property
     def mechanism(self) -> tuple[str, str] | None:
@@ -218,7 +216,7 @@ class Dssgd(StrategyOptions):
     def release_plan(self, experiment: Experiment, *, client: int, size: int) -> ReleasePlan:
         """One release in every round: of c values by sparse vector, or of a Gaussian mask."""
         from fed_dp.accounting import Gaussian, SparseVector, pure_share
-        from fed_dp.accounting.composition import LEAST_NOISE
+        from fed_dp.accounting.composition import MIN_NOISE_MULTIPLIER
         from fed_dp.experiment.plan import ReleasePlan, budget_of
         from fed_dp.mechanisms import gaussian_multiplier
 
@@ -227,7 +225,7 @@ class Dssgd(StrategyOptions):
         name, source = self.guarantee(experiment).name, experiment.privacy.noise_source
         if self.selection == "random_mask":
             multiplier = gaussian_multiplier(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
-            return ReleasePlan(Gaussian(max(multiplier, LEAST_NOISE)), name, source)
+            return ReleasePlan(Gaussian(max(multiplier, MIN_NOISE_MULTIPLIER)), name, source)
         each = pure_share(epsilon=budget.epsilon, delta=budget.delta, releases=rounds)
         return ReleasePlan(SparseVector(each, share(self.upload_share(client), size)), name, source)
 
@@ -238,7 +236,7 @@ class Dssgd(StrategyOptions):
         from fed_dp.accounting import Gaussian, SparseVector
 
         count = share(self.upload_share(client), size)
-        bound, variant = LARGEST if self.bound is None else self.bound, experiment.privacy.variant
+        bound, variant = MAX_ABS_VALUE if self.bound is None else self.bound, experiment.privacy.variant
         if self.selection == "sparse_vector":
             assert isinstance(release, SparseVector)  # by release_plan
             assert variant != "paper_as_released"  # by check_privacy
@@ -249,18 +247,11 @@ class Dssgd(StrategyOptions):
             return RandomMask(count, self.clip, release.noise_multiplier, bound)
         return Selector(count, self.selection, self.threshold, self.bound)
 
-    def build(
-        self,
-        experiment: Experiment,
-        network: NetworkSpec,
-        weights: Vector,
-        sites: Sequence[Site],
-        **common: Any,
-    ) -> SiteStrategy:
+    def build(self, setting: StrategySetting) -> SiteStrategy:
         """Return the strategy."""
         from fed_dp.strategies.dssgd.strategy import DssgdStrategy
 
-        return DssgdStrategy(weights, sites, options=self, **common)
+        return DssgdStrategy(setting.weights, setting.sites, options=self, **setting.common)
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:

@@ -20,7 +20,7 @@ from fed_dp.sharing.exchange import Order, order
 from fed_dp.sharing.message import Upload
 from fed_dp.sharing.parameter_server import ParameterServer
 from fed_dp.sharing.selection import share
-from fed_dp.sharing.update import LARGEST
+from fed_dp.sharing.update import MAX_ABS_VALUE
 from fed_dp.strategies.dssgd import Dssgd
 from fed_dp.strategies.site_strategy import PendingRequest, SiteStrategy, State, record
 from fed_dp.strategies.sites import Site
@@ -71,7 +71,7 @@ class DssgdStrategy(SiteStrategy):
 
     def allowed(self, site: Site) -> tuple[int, float]:
         """Return the site's θ_u · |w|, and γ."""
-        bound = LARGEST if self.options.bound is None else self.options.bound
+        bound = MAX_ABS_VALUE if self.options.bound is None else self.options.bound
         return share(self.options.upload_share(site.client), self.weights.size), bound
 
     def combine(self, uploads: Sequence[tuple[PendingRequest, Upload]]) -> None:

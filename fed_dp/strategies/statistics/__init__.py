@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from fed_dp import plugins
-from fed_dp.experiment.components import StrategyOptions
+from fed_dp.experiment.components import StrategyOptions, StrategySetting
 
 if TYPE_CHECKING:
     from fed_dp.experiment.schema import Experiment
-    from fed_dp.models import NetworkSpec, Vector
     from fed_dp.strategies.site_strategy import SiteStrategy
-    from fed_dp.strategies.sites import Site
 
 
 @runtime_checkable
@@ -27,7 +24,7 @@ class Statistics(StrategyOptions):
     """Every site's statistics once, added up; the server solves for the model. Later rounds are free."""
 
     name: Literal["statistics"] = "statistics"
-    deployable: ClassVar[bool] = True
+    deployable = True
 
     @property
     def uploads_statistics(self) -> bool:
@@ -51,23 +48,18 @@ class Statistics(StrategyOptions):
                 f"{networks_offering(trainer.needs)}"
             )
 
-    def build(
-        self,
-        experiment: Experiment,
-        network: NetworkSpec,
-        weights: Vector,
-        sites: Sequence[Site],
-        **common: Any,
-    ) -> SiteStrategy:
+    def build(self, setting: StrategySetting) -> SiteStrategy:
         """Return the strategy."""
         from fed_dp.experiment.plan import noise_spec
         from fed_dp.models import Solver
         from fed_dp.strategies.statistics.strategy import StatisticsStrategy
 
-        trainer = experiment.trainer
+        trainer = setting.experiment.trainer
         assert isinstance(trainer, SolvesFromStatistics)  # by check
-        solver, plan = Solver(network, cross=trainer.cross), common["plans"][0]
+        solver, plan = Solver(setting.network, cross=trainer.cross), setting.plans[0]
         noise = (
             [None] * len(solver.statistics) if plan is None else [noise_spec(each) for each in plan.stages]
         )
-        return StatisticsStrategy(weights, sites, solver=solver, noise=noise, ridge=trainer.ridge, **common)
+        return StatisticsStrategy(
+            setting.weights, setting.sites, solver=solver, noise=noise, ridge=trainer.ridge, **setting.common
+        )
