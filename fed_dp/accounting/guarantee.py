@@ -1,4 +1,4 @@
-"""Guarantees: what is promised about a release, to whom, and whether it is proved.
+"""Guarantees: what holds of a release, for whom, and whether it is proved.
 
 proved    there is a proof, and the code is held to its conditions
 claimed   a paper says so; its proof does not cover what is done, or nobody has checked it
@@ -46,7 +46,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Guarantee:
-    """What is promised. `unit` is what may change between neighbours: a record, or all of a site's."""
+    """What holds of a release. `unit` is what may change between neighbours: a record, or all of a site's."""
 
     name: str
     status: Status

@@ -86,12 +86,12 @@ class Ledger:
             _write_witness(self._witness, after)
         return after
 
-    def keep(self, account: Account, *, experiment: str, question: str, body: bytes, slot: str = "") -> None:
+    def keep(self, account: Account, *, experiment: str, request: str, body: bytes, slot: str = "") -> None:
         """Keep what is about to be sent, in place of what this experiment had in the slot before."""
         with self._open() as db, _transaction(db):
             db.execute(
                 "INSERT OR REPLACE INTO outbox VALUES (?, ?, ?, ?, ?, ?)",
-                (account.site, experiment, slot, question, _seal(account, question, body), body),
+                (account.site, experiment, slot, request, _seal(account, request, body), body),
             )
             db.execute(
                 "DELETE FROM outbox WHERE site = ? AND experiment NOT IN (SELECT experiment FROM outbox "
@@ -99,18 +99,18 @@ class Ledger:
                 (account.site, account.site, KEPT),
             )
 
-    def kept(self, *, experiment: str, question: str, known: str | None = None) -> bytes | None:
-        """Return what was sent in answer to this very question, if it was the last of its slot."""
+    def kept(self, *, experiment: str, request: str, known: str | None = None) -> bytes | None:
+        """Return what was sent in response to this very request, if it was the last of its slot."""
         with self._open() as db, _transaction(db, "DEFERRED"):
             account, _ = self._read(db, known)
             found = db.execute(
                 "SELECT body, seal FROM outbox WHERE site = ? AND experiment = ? AND question = ?",
-                (account.site, experiment, question),
+                (account.site, experiment, request),
             ).fetchone()
             if found is None:
                 return None
             body = bytes(found[0])
-            if found[1] != _seal(account, question, body):
+            if found[1] != _seal(account, request, body):
                 raise LedgerFault("what was kept in the outbox has been changed")
             return body
 
@@ -257,9 +257,9 @@ def _insert_site(db: sqlite3.Connection, account: Account) -> None:
     )
 
 
-def _seal(account: Account, question: str, body: bytes) -> str:
-    """Seal what is kept, to this ledger and this question."""
-    return hashlib.sha256(f"{account.identity}:{question}:".encode() + body).hexdigest()
+def _seal(account: Account, request: str, body: bytes) -> str:
+    """Seal what is kept, to this ledger and this request."""
+    return hashlib.sha256(f"{account.identity}:{request}:".encode() + body).hexdigest()
 
 
 def _now() -> str:

@@ -88,9 +88,9 @@ def number(value: float | None) -> str:
 def protects(events: Iterable[Event]) -> str:
     """Return whom a total of these events protects: the unit, and the neighbours it is composed for."""
     found = [event.stated for event in events if not isinstance(event.release, Unprotected)]
-    relations = {promise.relation for promise in found}
+    relations = {guarantee.relation for guarantee in found}
     if (strongest := common(relations)) is None:
-        return " and ".join(sorted({f"{promise.neighbours} {promise.unit}" for promise in found}))
+        return " and ".join(sorted({f"{guarantee.neighbours} {guarantee.unit}" for guarantee in found}))
     told = f"{strongest} record"
     if strongest == "replace one" and (others := relations - {None, strongest}):
         told += (
@@ -156,10 +156,10 @@ def statement(
     together = [event.charge for site in dearest for event in events_by_site[site]]
     everything = [event for events in events_by_site.values() for event in events]
     charges = {event.charge for event in everything}
-    promises = {event.guarantee: event.stated for event in everything}.values()
+    guarantees = {event.guarantee: event.stated for event in everything}.values()
     relation = common(relation for _, relation in charges)
     unit = "participant" if relation is None else "record"
-    worst = min(promises, key=lambda promise: WORST.index(promise.status))
+    worst = min(guarantees, key=lambda guarantee: WORST.index(guarantee.status))
     each = [r.epsilon / r.count for r, _ in charges if isinstance(r, SparseVector)]
     by_site = _spread(list(sites.values()))
     return Statement(
@@ -174,8 +174,8 @@ def statement(
         scope=_scope(unit, sites_per_record, by_site["max"]),
         guarantee=worst.status,
         noise_source=" and ".join(sorted({event.noise_source for event in everything})),
-        reason="; ".join(dict.fromkeys(promise.reason for promise in promises)),
-        assumptions=tuple(dict.fromkeys(a for promise in promises for a in promise.assumptions)),
+        reason="; ".join(dict.fromkeys(guarantee.reason for guarantee in guarantees)),
+        assumptions=tuple(dict.fromkeys(a for guarantee in guarantees for a in guarantee.assumptions)),
         epsilon_by_site=by_site,
         sites_per_record=sites_per_record,
         warnings=(

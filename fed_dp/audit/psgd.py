@@ -111,10 +111,10 @@ class _Bench:
         self.experiment: Experiment = build(merged(tables, PATHS[path]))
         assert isinstance(self.experiment.trainer, Psgd)
         self.config = self.experiment.trainer
-        agreed = release_plan(self.experiment, client=0, size=INPUTS)
-        assert agreed is not None
-        assert isinstance(agreed.release, SampledGaussian)
-        self._release = agreed.release
+        plan = release_plan(self.experiment, client=0, size=INPUTS)
+        assert plan is not None
+        assert isinstance(plan.release, SampledGaussian)
+        self._release = plan.release
 
     def measured(self, factor: float, runs: int) -> Measured:
         """Measure clip, sampling and noise."""

@@ -132,7 +132,7 @@ class SiteLedgerSession:
 
     def kept(self, request: TrainRequest) -> TrainResponse | None:
         """Look into the outbox."""
-        body = self.ledger.kept(experiment=self.experiment, question=request.identity, known=request.known)
+        body = self.ledger.kept(experiment=self.experiment, request=request.identity, known=request.known)
         return None if body is None else TrainResponse.unpack(body)
 
     def charge(self, event: Event, request: TrainRequest, *, ahead: int) -> Account:
@@ -144,7 +144,7 @@ class SiteLedgerSession:
         self.ledger.keep(
             account,
             experiment=self.experiment,
-            question=request.identity,
+            request=request.identity,
             body=response.pack(),
             slot=request.slot,
         )

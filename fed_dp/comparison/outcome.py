@@ -94,8 +94,8 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
 
 def _paid_once(done: Done) -> bool:
     """Return whether all is released in the rounds of the run, and any further round would be free."""
-    agreed = release_plan(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
-    return agreed is not None and 0 < len(agreed.stages) <= done.summary["rounds"]
+    plan = release_plan(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
+    return plan is not None and 0 < len(plan.stages) <= done.summary["rounds"]
 
 
 def _by_round(lines: Sequence[Sequence[Line]]) -> list[dict[str, float]]:

@@ -126,8 +126,8 @@ def _points(name: str, grid: dict[str, list[Any]], base: Experiment) -> list[dic
         if not isinstance(values, list) or not values:
             raise ConfigError(f"compare.tune.grid.{name}.{key!r} = {values!r}: expected a list of values")
     points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
-    agreed = {release_plan(_at(base, point), client=0, size=1) for point in points}
-    if len(agreed) > 1:
+    plans = {release_plan(_at(base, point), client=0, size=1) for point in points}
+    if len(plans) > 1:
         raise ConfigError(
             f"compare.tune.grid.{name}: its points release with different noise, and then what choosing "
             "costs is not known; expected keys that leave trainer.sample_rate, rounds and steps as they are"

@@ -49,8 +49,8 @@ class SynchronousDriver:
 class AsynchronousDriver:
     """Nobody waits: a reply is added at once, however stale, and its site is asked again.
 
-    Every site takes `rounds` turns at its own pace. Round r is over when every site that answers
-    has finished its turn r; the faster ones are further on by then. A site that has been silent for
+    Every site goes through all rounds at its own pace. Round r is over when every site that answers
+    has finished its own; the faster ones are further on by then. A site that has been silent for
     `timeout` seconds counts as failed and holds nobody back; what it sends later is still added.
     The result depends on who is how fast: it cannot be repeated exactly.
     """
@@ -82,7 +82,7 @@ class AsynchronousDriver:
         strategy.finish(server_round)
 
     def _behind(self, server_round: int) -> bool:
-        """Return whether a site that answers has not finished this turn."""
+        """Return whether a site that answers has not finished this round."""
         rounds_done = self._strategy.rounds_done
         return any(
             rounds_done[site.client] < server_round and site.client not in self._silent

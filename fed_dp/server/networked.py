@@ -1,7 +1,7 @@
 """Rounds over a network: sites that die, come back, answer late or send nonsense.
 
-A question has a deadline. A site that was restarted since it was asked is asked again: it sends what
-it had kept, and pays nothing for that. One that stayed away is not waited for again until it is back.
+A request has a deadline. After a restart of its site it is sent again: the site sends what it had kept,
+and pays nothing for that. After a missed deadline a site is skipped until it reconnects.
 Whatever a site sends, it cannot stop the run.
 """
 
@@ -24,7 +24,7 @@ from fed_dp.strategies.failures import OFFLINE
 from fed_dp.strategies.site_strategy import PendingRequest, SiteStrategy
 from fed_dp.strategies.sites import Site
 
-MAX_COPIES = 3  # of a question, to a site that was restarted
+MAX_COPIES = 3  # of a request, to a site that was restarted
 POLL_INTERVAL = 1.0  # seconds between two looks for sites
 LOST = (  # error replies that do not come from the site's own program
     ErrorCode.MESSAGE_UNAVAILABLE,
@@ -46,7 +46,7 @@ class Deployment:
 
 @dataclass(slots=True)
 class _Asked:
-    """A question on its way: when it was last asked, under which message ids."""
+    """A request on its way: when it was last sent, under which message ids."""
 
     request: PendingRequest
     since: float
@@ -55,7 +55,7 @@ class _Asked:
 
 
 class NetworkedDriver(SynchronousDriver):
-    """Waves over a network. `timeout` is the deadline of every question."""
+    """Waves over a network. `timeout` is the deadline of every request."""
 
     def __init__(self, strategy: SiteStrategy, grid: Grid, *, timeout: float) -> None:
         super().__init__(strategy, grid, timeout=timeout)
@@ -73,7 +73,7 @@ class NetworkedDriver(SynchronousDriver):
         return self._strategy.ask(server_round, here)
 
     def exchange(self, messages: Sequence[Message]) -> Iterable[Message]:
-        """Return the replies that came by the deadline; repeat questions to sites that were restarted."""
+        """Return the replies that came by the deadline; repeat requests to sites that were restarted."""
         deadline = time.monotonic() + self._timeout
         waiting = [_Asked(request, 0.0) for request in self._strategy.waiting(messages)]
         for asked in waiting:
@@ -101,7 +101,7 @@ class NetworkedDriver(SynchronousDriver):
         asked.since, asked.lost = time.time(), ""
 
     def _reply(self, asked: _Asked) -> Message | None:
-        """Look for a reply to any copy of a question."""
+        """Look for a reply to any copy of a request."""
         for identity in list(asked.ids):
             if (reply := self._looks.reply(asked.request.message, identity)) is None:
                 continue
@@ -114,7 +114,7 @@ class NetworkedDriver(SynchronousDriver):
     def _was_restarted(self, asked: _Asked) -> bool:
         """Return whether the site's node is there and what it was asked is not known to it any more.
 
-        Not for ever: a site whose program dies of the question itself may have been charged for it.
+        Not for ever: a site whose program dies of the request itself may have been charged for it.
         """
         activated = self._online().get(asked.request.site.node)
         if len(asked.request.copies) >= MAX_COPIES:

@@ -52,16 +52,18 @@ def answer(app: ClientApp, message: Message, context: Context) -> Job:
     return _outcome(reply, message, context, changed)
 
 
-def answer_block(app: ClientApp, block: Sequence[Job]) -> list[Job]:
+def answer_client_batch(app: ClientApp, client_batch: Sequence[Job]) -> list[Job]:
     """Run the ClientApp on messages that are answered together; each as `answer` does."""
-    if len(block) == 1:
-        return [answer(app, *job) for job in block]
+    if len(client_batch) == 1:
+        return [answer(app, *job) for job in client_batch]
     use_one_thread()
-    changed = [_with(context, context.state) for _, context in block]
-    replies = train_client_batch([(message, new) for (message, _), new in zip(block, changed, strict=True)])
+    changed = [_with(context, context.state) for _, context in client_batch]
+    replies = train_client_batch(
+        [(message, new) for (message, _), new in zip(client_batch, changed, strict=True)]
+    )
     return [
         _outcome(reply, message, context, new)
-        for reply, (message, context), new in zip(replies, block, changed, strict=True)
+        for reply, (message, context), new in zip(replies, client_batch, changed, strict=True)
     ]
 
 
@@ -73,23 +75,23 @@ def _outcome(reply: Message | Exception, message: Message, context: Context, cha
     return failed, _with(context, {**context.state, **kept})
 
 
-def blocks(messages: Sequence[Message], most: int, workers: int) -> list[list[Message]]:
-    """Divide messages into blocks of at most `most`, as even as can be, so that all workers end together.
+def client_batches(messages: Sequence[Message], most: int, workers: int) -> list[list[Message]]:
+    """Divide messages into client batches of at most `most`, as even as can be, so that all workers end together.
 
-    Messages to one node are never in one block: the second must see what the first left.
+    Messages to one node are never in one client batch: the second must see what the first left.
     """
     count = -(-len(messages) // most)
     count = min(len(messages), -(-count // workers) * workers)
     found: list[list[Message]] = []
     for number in range(count):
         begin, end = (len(messages) * each // count for each in (number, number + 1))
-        block: dict[int, Message] = {}
+        client_batch: dict[int, Message] = {}
         for message in messages[begin:end]:
-            if message.metadata.dst_node_id in block:
-                found.append(list(block.values()))
-                block = {}
-            block[message.metadata.dst_node_id] = message
-        found.append(list(block.values()))
+            if message.metadata.dst_node_id in client_batch:
+                found.append(list(client_batch.values()))
+                client_batch = {}
+            client_batch[message.metadata.dst_node_id] = message
+        found.append(list(client_batch.values()))
     return found
 
 
@@ -102,9 +104,9 @@ def _with(context: Context, state: Mapping[str, Any]) -> Context:
 class SimulationGrid(Grid):
     """A Grid over simulated nodes. Subclasses say where their ClientApps run."""
 
-    def __init__(self, nodes: int, run_config: Config, block: int = 1) -> None:
+    def __init__(self, nodes: int, run_config: Config, client_batch: int = 1) -> None:
         identify()
-        self._block = block  # how many train messages are answered together
+        self._client_batch = client_batch  # how many train messages are answered together
         self._run = Run.create_empty(RUN_ID)
         self.contexts = {
             node: Context(
@@ -123,10 +125,10 @@ class SimulationGrid(Grid):
         message.metadata.__dict__["_message_id"] = identity
         return identity
 
-    def blocks(self, messages: Sequence[Message], *, workers: int) -> list[list[Message]]:
+    def client_batches(self, messages: Sequence[Message], *, workers: int) -> list[list[Message]]:
         """Return which messages are answered together: several that train, any other alone."""
         training = all(message.metadata.message_type == MessageType.TRAIN for message in messages)
-        return blocks(messages, self._block if training else 1, workers)
+        return client_batches(messages, self._client_batch if training else 1, workers)
 
     # ------------------------------------------------------------- Flower's interface, simple parts
 
@@ -193,8 +195,8 @@ def _clients(folder: Path, done: int) -> Path:
 class InProcessGrid(SimulationGrid):
     """All clients in this process, one after the other: for tests and the quickest runs."""
 
-    def __init__(self, nodes: int, run_config: Config, app: ClientApp, block: int = 1) -> None:
-        super().__init__(nodes, run_config, block)
+    def __init__(self, nodes: int, run_config: Config, app: ClientApp, client_batch: int = 1) -> None:
+        super().__init__(nodes, run_config, client_batch)
         self._app = app
         self._waiting: dict[str, Message] = {}
 
@@ -218,18 +220,18 @@ class InProcessGrid(SimulationGrid):
         messages = list(messages)
         self.push_messages(messages)
         replies: list[Message] = []
-        for block in self.blocks(messages, workers=1):
-            replies += self._answer_block([message.metadata.message_id for message in block])
+        for client_batch in self.client_batches(messages, workers=1):
+            replies += self._answer_client_batch([message.metadata.message_id for message in client_batch])
         return replies
 
     def _answer(self, identity: str) -> Message:
-        return self._answer_block([identity])[0]
+        return self._answer_client_batch([identity])[0]
 
-    def _answer_block(self, identities: Sequence[str]) -> list[Message]:
+    def _answer_client_batch(self, identities: Sequence[str]) -> list[Message]:
         messages = [self._waiting.pop(identity) for identity in identities]
         nodes = [message.metadata.dst_node_id for message in messages]
         jobs = [(message, self.contexts[node]) for message, node in zip(messages, nodes, strict=True)]
-        answers = answer_block(self._app, jobs)
+        answers = answer_client_batch(self._app, jobs)
         for node, (_, context) in zip(nodes, answers, strict=True):
             self.contexts[node] = context
         return [reply for reply, _ in answers]

@@ -1,7 +1,7 @@
 """The Grid on Ray actors: hundreds of clients on a few processes, on one machine or a cluster.
 
 The ClientApp is loaded once per actor and the data set is shared through Ray's object store.
-Messages travel in batches of blocks; those of a block are answered together. An actor that dies is
+Messages travel in batches; those of a client batch within are answered together. An actor that dies is
 replaced and its messages run again, as they do when the machine is lost that held the answers: with the
 same seed they give the same bytes, so nothing is released twice and nothing is charged twice.
 """
@@ -28,7 +28,7 @@ from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, Ray
 from fed_dp.data import DataSet
 from fed_dp.data.options import Data
 from fed_dp.errors import ResourceError, RunError
-from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_block, identify
+from fed_dp.simulations.grid import Config, Job, SimulationGrid, answer_client_batch, identify
 
 AHEAD = 2  # batches an actor has at hand, so that it never waits for the driver
 TRIES = 3  # how often a message may lose its actor before its client counts as failed
@@ -95,7 +95,7 @@ class _Parcel:
     common: dict[str, Any]  # name of the record -> where it lies in Ray's object store
 
 
-Block = list[_Parcel]
+ClientBatch = list[_Parcel]
 
 
 class Worker:
@@ -111,11 +111,11 @@ class Worker:
         self._common: dict[Any, ArrayRecord] = {}  # records of this round
 
     def answer(self, batch: list[list[tuple[_Parcel, Context]]]) -> list[Job]:
-        """Answer a batch, block by block."""
+        """Answer a batch, one client batch after the other."""
         found: list[Job] = []
-        for block in batch:
-            jobs = [(self._unpack(parcel), context) for parcel, context in block]
-            found += answer_block(self._app, jobs)
+        for client_batch in batch:
+            jobs = [(self._unpack(parcel), context) for parcel, context in client_batch]
+            found += answer_client_batch(self._app, jobs)
         return found
 
     def _unpack(self, parcel: _Parcel) -> Message:
@@ -208,12 +208,14 @@ def _shared_gpus(there: float, each: float) -> int:
 class RayGrid(SimulationGrid):
     """All clients on the actors of a pool."""
 
-    def __init__(self, nodes: int, run_config: Config, pool: Pool, block: int = 1) -> None:
-        super().__init__(nodes, run_config, block)
+    def __init__(self, nodes: int, run_config: Config, pool: Pool, client_batch: int = 1) -> None:
+        super().__init__(nodes, run_config, client_batch)
         self._pool = pool
         self._free: list[Any] = []  # an actor stands here once per batch it can still take
-        self._waiting: deque[Block] = deque()
-        self._running: dict[Any, tuple[Any, list[Block]]] = {}  # in the order in which they were handed out
+        self._waiting: deque[ClientBatch] = deque()
+        self._running: dict[
+            Any, tuple[Any, list[ClientBatch]]
+        ] = {}  # in the order in which they were handed out
         self._places: dict[Any, int] = {}  # how many of its actor's places a batch takes; else 1
         self._losses: dict[str, int] = {}
         self._replies: dict[str, Job] = {}  # ready, not pulled: their nodes' new state is not in force yet
@@ -243,8 +245,8 @@ class RayGrid(SimulationGrid):
                     common[name] = stored[id(record)]
                     del message.content[name]
             parcels[identity] = _Parcel(message, common)
-        for block in self.blocks(messages, workers=self._pool.size):
-            self._waiting.append([parcels[message.metadata.message_id] for message in block])
+        for client_batch in self.client_batches(messages, workers=self._pool.size):
+            self._waiting.append([parcels[message.metadata.message_id] for message in client_batch])
         self._dispatch()
         return list(parcels)
 
@@ -262,9 +264,9 @@ class RayGrid(SimulationGrid):
         while any(i not in self._replies for i in ids) and (time_left := deadline - time.monotonic()) > 0:
             self._collect(min(time_left, 1.0))
         self._forgotten.update(i for i in ids if i not in self._replies)
-        unsent = {_id(p) for block in self._waiting for p in block if _id(p) in self._forgotten}
-        left = ([p for p in block if _id(p) not in unsent] for block in self._waiting)
-        self._waiting = deque(block for block in left if block)
+        unsent = {_id(p) for client_batch in self._waiting for p in client_batch if _id(p) in self._forgotten}
+        left = ([p for p in client_batch if _id(p) not in unsent] for client_batch in self._waiting)
+        self._waiting = deque(client_batch for client_batch in left if client_batch)
         self._forgotten -= unsent
         return [self._take(i) for i in ids if i in self._replies]
 
@@ -275,7 +277,9 @@ class RayGrid(SimulationGrid):
         return reply
 
     def _dispatch(self) -> None:
-        busy = {_node(p) for _, batch in self._running.values() for block in batch for p in block}
+        busy = {
+            _node(p) for _, batch in self._running.values() for client_batch in batch for p in client_batch
+        }
         while self._free and (batch := self._next_batch(busy)):
             # The idlest, and of those the one that worked last: its caches are warm.
             actor = max(reversed(self._free), key=self._free.count)
@@ -285,37 +289,40 @@ class RayGrid(SimulationGrid):
                 break
             for _ in range(places):
                 self._free.remove(actor)
-            jobs = [[(parcel, self._working_on(_node(parcel))) for parcel in block] for block in batch]
+            jobs = [
+                [(parcel, self._working_on(_node(parcel))) for parcel in client_batch]
+                for client_batch in batch
+            ]
             reference = actor.answer.remote(jobs)
             self._running[reference] = actor, batch
             self._places[reference] = places
 
-    def _suspect(self, block: Block) -> bool:
-        """Return whether a block has lost its worker before.
+    def _suspect(self, client_batch: ClientBatch) -> bool:
+        """Return whether a client batch has lost its worker before.
 
         It is then alone in a batch, and its worker has nothing else at hand: whatever a worker was given dies
         with it, also what it had only begun to read.
         """
-        return any(_id(parcel) in self._losses for parcel in block)
+        return any(_id(parcel) in self._losses for parcel in client_batch)
 
     def _working_on(self, node: int) -> Context:
         return self._latest.get(node, self.contexts[node])
 
-    def _next_batch(self, busy: set[int]) -> list[Block]:
+    def _next_batch(self, busy: set[int]) -> list[ClientBatch]:
         """Take a share of the queue: large for few calls, small for even finishing. One node, one turn."""
         waiting = sum(map(len, self._waiting))
         size = max(2, min(16, waiting // (AHEAD * self._pool.size)))
-        batch: list[Block] = []
-        passed: list[Block] = []
+        batch: list[ClientBatch] = []
+        passed: list[ClientBatch] = []
         while self._waiting and sum(map(len, batch)) < size:
-            block = self._waiting.popleft()
-            suspect = self._suspect(block)
+            client_batch = self._waiting.popleft()
+            suspect = self._suspect(client_batch)
             if batch and suspect:
-                passed.append(block)
+                passed.append(client_batch)
                 continue
-            if late := [parcel for parcel in block if _node(parcel) in busy]:  # nobody waits for them
+            if late := [parcel for parcel in client_batch if _node(parcel) in busy]:  # nobody waits for them
                 passed.append(late)
-            if ready := [parcel for parcel in block if _node(parcel) not in busy]:
+            if ready := [parcel for parcel in client_batch if _node(parcel) not in busy]:
                 batch.append(ready)
                 busy.update(map(_node, ready))
                 if suspect:
@@ -376,19 +383,19 @@ class RayGrid(SimulationGrid):
         if reason == LOST_MACHINE:
             self._waiting.extendleft(reversed(first))
             return
-        for block in reversed(first):
-            self._again(block, f": {reason}" if reason == LOW_MEMORY else "")
+        for client_batch in reversed(first):
+            self._again(client_batch, f": {reason}" if reason == LOW_MEMORY else "")
 
-    def _again(self, block: Block, why: str) -> None:
-        """Queue a block again; the last time each message alone, so that the one that kills is found out."""
-        losses = 1 + max(self._losses.get(_id(parcel), 0) for parcel in block)
-        self._losses.update(dict.fromkeys(map(_id, block), losses))
+    def _again(self, client_batch: ClientBatch, why: str) -> None:
+        """Queue a client batch again; the last time each message alone, so that the one that kills is found out."""
+        losses = 1 + max(self._losses.get(_id(parcel), 0) for parcel in client_batch)
+        self._losses.update(dict.fromkeys(map(_id, client_batch), losses))
         if losses < TRIES - 1:
-            self._waiting.appendleft(block)
+            self._waiting.appendleft(client_batch)
         elif losses < TRIES:
-            self._waiting.extendleft([parcel] for parcel in reversed(block))
+            self._waiting.extendleft([parcel] for parcel in reversed(client_batch))
         else:
-            for parcel in block:
+            for parcel in client_batch:
                 self._fail(parcel, f"its worker process died {TRIES} times{why}")
 
     def _fail(self, parcel: _Parcel, reason: str) -> None:
@@ -411,8 +418,8 @@ def _reason(error: RayError) -> str:
     return LOW_MEMORY if "low on memory" in told else told.splitlines()[-1]
 
 
-def _parcels(batch: list[Block]) -> Block:
-    return [parcel for block in batch for parcel in block]
+def _parcels(batch: list[ClientBatch]) -> ClientBatch:
+    return [parcel for client_batch in batch for parcel in client_batch]
 
 
 def _id(parcel: _Parcel) -> str:

@@ -81,12 +81,12 @@ def simulate(
 
     `folder` that holds an unfinished run of this experiment is resumed; a finished one is returned.
     """
-    block = check(experiment)
+    client_batch = check(experiment)
     path = folder or new_path(root, experiment.name)
     if (path / "experiment.toml").is_file() and (done := RunFolder.open(path, experiment)).finished:
         return path, done.summary()
     config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
-    with _grid(engine_for(engine, experiment), experiment, config, block) as grid:
+    with _grid(engine_for(engine, experiment), experiment, config, client_batch) as grid:
         app = make_server_app(_WithClients(observer, grid))
         app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
     return path, RunFolder(path).summary()
@@ -107,11 +107,13 @@ def session(engine: Engine, *experiments: Experiment) -> Iterator[None]:
 
 
 @contextmanager
-def _grid(engine: Engine, experiment: Experiment, config: Config, block: int) -> Iterator[SimulationGrid]:
+def _grid(
+    engine: Engine, experiment: Experiment, config: Config, client_batch: int
+) -> Iterator[SimulationGrid]:
     if engine == "in-process":
         from fed_dp.clients.app import app
 
-        yield InProcessGrid(experiment.nodes, config, app, block)
+        yield InProcessGrid(experiment.nodes, config, app, client_batch)
         return
     from fed_dp.simulations.ray_grid import Pool, RayGrid
 
@@ -125,6 +127,6 @@ def _grid(engine: Engine, experiment: Experiment, config: Config, block: int) ->
             dataset=load(experiment.data),
         )
         try:
-            yield RayGrid(experiment.nodes, config, pool, block)
+            yield RayGrid(experiment.nodes, config, pool, client_batch)
         finally:
             pool.close()

@@ -147,7 +147,7 @@ def test_whatever_was_done_to_the_file_it_refuses_and_says_why(ledger: Ledger, n
     for use in (
         lambda: ledger.charge(event(4, 0.01)),
         ledger.read,
-        lambda: ledger.kept(experiment="e", question="q"),
+        lambda: ledger.kept(experiment="e", request="q"),
     ):
         with pytest.raises(LedgerFault, match=says) as caught:
             use()
@@ -212,7 +212,7 @@ def test_an_older_copy_is_found_by_what_the_server_has_seen(ledger: Ledger, tmp_
     for use in (
         lambda: ledger.charge(event(2), known=seen),
         lambda: ledger.read(known=seen),
-        lambda: ledger.kept(experiment="e", question="q", known=seen),
+        lambda: ledger.kept(experiment="e", request="q", known=seen),
     ):
         with pytest.raises(LedgerFault, match="has seen entry 2, this ledger ends at 1: it was rolled back"):
             use()
@@ -234,22 +234,22 @@ def test_what_the_server_saw_earlier_is_still_in_the_chain(ledger: Ledger) -> No
 
 
 def test_an_outbox_that_was_changed_is_not_sent(ledger: Ledger) -> None:
-    ledger.keep(ledger.charge(event(1)), experiment="one", question="a", body=b"noised")
+    ledger.keep(ledger.charge(event(1)), experiment="one", request="a", body=b"noised")
     sql(ledger.path, "UPDATE outbox SET body = CAST('raw' AS BLOB)")
     with pytest.raises(LedgerFault, match="what was kept in the outbox has been changed"):
-        ledger.kept(experiment="one", question="a")
+        ledger.kept(experiment="one", request="a")
 
 
 def test_the_outbox_holds_the_last_answer_of_each_experiment(ledger: Ledger) -> None:
     account = ledger.charge(event(1))
-    ledger.keep(account, experiment="one", question="a", body=b"\x00noised")
-    ledger.keep(account, experiment="two", question="a", body=b"other")
-    assert ledger.kept(experiment="one", question="a") == b"\x00noised"
-    assert ledger.kept(experiment="one", question="b") is None
-    ledger.keep(ledger.charge(event(2)), experiment="one", question="b", body=b"next")
-    assert ledger.kept(experiment="one", question="a") is None
-    assert ledger.kept(experiment="one", question="b") == b"next"
-    assert ledger.kept(experiment="two", question="a") == b"other"
+    ledger.keep(account, experiment="one", request="a", body=b"\x00noised")
+    ledger.keep(account, experiment="two", request="a", body=b"other")
+    assert ledger.kept(experiment="one", request="a") == b"\x00noised"
+    assert ledger.kept(experiment="one", request="b") is None
+    ledger.keep(ledger.charge(event(2)), experiment="one", request="b", body=b"next")
+    assert ledger.kept(experiment="one", request="a") is None
+    assert ledger.kept(experiment="one", request="b") == b"next"
+    assert ledger.kept(experiment="two", request="a") == b"other"
 
 
 # ------------------------------------------------------------------ the operating system's faults
@@ -483,8 +483,8 @@ def test_both_kinds_of_neighbours_in_one_ledger_are_metered_for_the_stronger(tmp
 def test_what_is_kept_of_an_experiment_is_known_by_its_slots(ledger: Ledger) -> None:
     account = ledger.charge(event(1))
     assert ledger.slots(experiment="one") == set()
-    ledger.keep(account, experiment="one", question="q", body=b"b", slot="stage 1")
-    ledger.keep(account, experiment="one", question="r", body=b"b")
+    ledger.keep(account, experiment="one", request="q", body=b"b", slot="stage 1")
+    ledger.keep(account, experiment="one", request="r", body=b"b")
     assert ledger.slots(experiment="one") == {"", "stage 1"}
     assert ledger.slots(experiment="two") == set()
 
@@ -496,7 +496,7 @@ def test_only_the_last_answers_of_some_experiments_are_kept(
     account = ledger.charge(event(1))
     for name in ("a", "b", "c", "a", "d"):
         for slot in ("", "stage 1"):
-            ledger.keep(account, experiment=name, question="q", body=b"b", slot=slot)
+            ledger.keep(account, experiment=name, request="q", body=b"b", slot=slot)
     assert [name for name in "abcd" if ledger.slots(experiment=name)] == ["a", "c", "d"]
 
 

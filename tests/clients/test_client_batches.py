@@ -27,7 +27,7 @@ from fed_dp.models.perceptrons import Chain
 from fed_dp.runs.folder import RunFolder
 from fed_dp.server.observers import Silent
 from fed_dp.sharing import message as names
-from fed_dp.simulations.grid import InProcessGrid, blocks
+from fed_dp.simulations.grid import InProcessGrid, client_batches
 from fed_dp.simulations.runner import simulate
 from fed_dp.strategies.failures import failure_of
 from fed_dp.strategies.site_strategy import record
@@ -244,8 +244,8 @@ def train_messages(experiment: Experiment) -> list[Message]:
     ]
 
 
-def grid_of(experiment: Experiment, block: int = 8) -> InProcessGrid:
-    return InProcessGrid(experiment.nodes, dict(to_run_config(experiment)), app, block)
+def grid_of(experiment: Experiment, client_batch: int = 8) -> InProcessGrid:
+    return InProcessGrid(experiment.nodes, dict(to_run_config(experiment)), app, client_batch)
 
 
 def upload(reply: Message) -> bytes:
@@ -288,7 +288,7 @@ def test_a_node_is_in_a_block_once_and_blocks_are_even() -> None:
         return [Message(RecordDict(), node, MessageType.TRAIN, group_id="1") for node in nodes]
 
     def sizes(nodes: Sequence[int], most: int, workers: int) -> list[int]:
-        return [len(block) for block in blocks(ask(*nodes), most, workers)]
+        return [len(client_batch) for client_batch in client_batches(ask(*nodes), most, workers)]
 
     assert sizes(range(1, 301), 16, 2) == [15] * 20
     assert sizes(range(1, 11), 64, 2) == [5, 5]

@@ -125,7 +125,7 @@ def test_a_site_that_fails_after_the_charge_has_paid(ledger: Ledger, monkeypatch
     with pytest.raises(PrivacyError, match=r"training failed \(ZeroDivisionError\); nothing was sent"):
         site.answer(1)
     assert ledger.read()[0].number == 1
-    assert ledger.kept(experiment=site.experiment.digest, question="") is None
+    assert ledger.kept(experiment=site.experiment.digest, request="") is None
 
 
 def test_a_site_with_a_ledger_takes_part_in_nothing_that_is_not_private(ledger: Ledger) -> None:
@@ -149,11 +149,11 @@ def test_what_is_wrong_with_a_site_s_records_stays_at_the_site(tmp_path: Path, l
         "bounds": [0, 120],
     }
     site = Deployed(secure(data=data, clients={"count": 1}), None)
-    question = Message(RecordDict(), 1, MessageType.QUERY, group_id="0")
+    request = Message(RecordDict(), 1, MessageType.QUERY, group_id="0")
     for simulated in (False, True):
         node = {**site.node, **({names.SIMULATED: True} if simulated else {})}
         with pytest.raises(DataError) as caught:
-            client_app.app(question, Context(RUN_ID, 1, node, RecordDict(), site.config))
+            client_app.app(request, Context(RUN_ID, 1, node, RecordDict(), site.config))
         assert ("Mrs 0" in str(caught.value)) == simulated
     with pytest.raises(PrivacyError, match="not for a server to say"):  # it has a ledger, and no file
         Deployed(secure(data=data, clients={"count": 1}), ledger.path).answer()

@@ -57,7 +57,7 @@ def test_a_sites_ledger_is_read_and_charged_on(earlier: Path) -> None:
     account, entries = ledger.read(known="3:a553c8f33151492fc896009af734d50c8e1c357a3b886bb155a09819da178a44")
     assert (account.spent_text, len(entries)) == ("1.476", 3)
     assert [entry.event.stated.status for entry in entries] == ["proved", "proved", "none"]
-    assert ledger.kept(experiment="e" * 64, question="q" * 64, known=None) == b"what was sent"
+    assert ledger.kept(experiment="e" * 64, request="q" * 64, known=None) == b"what was sent"
     assert ledger.charge(entries[1].event, known=None, ahead=1).number == 4
 
 

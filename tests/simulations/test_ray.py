@@ -195,14 +195,16 @@ def test_a_late_reply_is_dropped_and_the_node_takes_one_message_at_a_time() -> N
 def test_one_that_is_late_holds_nobody_back_who_would_be_trained_beside_it() -> None:
     experiment = small(clients={"count": 4})
     workers = pool(experiment)
-    grid = RayGrid(4, dict(to_run_config(experiment)), workers, block=8)
+    grid = RayGrid(4, dict(to_run_config(experiment)), workers, client_batch=8)
     waiting = [Message(RecordDict(), node, MessageType.TRAIN, group_id="1") for node in range(1, 5)]
     grid.push_messages(waiting)  # no worker is up yet
-    [first, second] = ([p.message.metadata.dst_node_id for p in block] for block in grid._waiting)
+    [first, second] = (
+        [p.message.metadata.dst_node_id for p in client_batch] for client_batch in grid._waiting
+    )
     assert (first, second) == ([1, 2], [3, 4])
     batch = grid._next_batch({2})
-    assert [[p.message.metadata.dst_node_id for p in block] for block in batch] == [[1], [3, 4]]
-    assert [[p.message.metadata.dst_node_id for p in block] for block in grid._waiting] == [[2]]
+    assert [[p.message.metadata.dst_node_id for p in client_batch] for client_batch in batch] == [[1], [3, 4]]
+    assert [[p.message.metadata.dst_node_id for p in client_batch] for client_batch in grid._waiting] == [[2]]
     workers.close()
 
 
@@ -222,7 +224,9 @@ def test_a_message_that_has_lost_its_worker_has_the_next_one_to_itself() -> None
     grid._free = [actor] * AHEAD
     grid._dispatch()
     [handed] = grid._running.keys() - greetings.keys()
-    assert [p.message.metadata.message_id for block in grid._running[handed][1] for p in block] == [first]
+    assert [
+        p.message.metadata.message_id for client_batch in grid._running[handed][1] for p in client_batch
+    ] == [first]
     assert actor not in grid._free  # until it has answered
     grid._finished(handed)
     assert grid._free == [actor] * AHEAD
@@ -232,7 +236,7 @@ def test_a_message_that_has_lost_its_worker_has_the_next_one_to_itself() -> None
 def test_a_message_that_kills_takes_none_of_its_block_with_it() -> None:
     experiment = small(clients={"count": 3})
     workers = pool(experiment)
-    grid = RayGrid(3, dict(to_run_config(experiment)), workers, block=8)
+    grid = RayGrid(3, dict(to_run_config(experiment)), workers, client_batch=8)
 
     class Bomb(dict[str, bool | float | int | str]):
         def __reduce__(self) -> Any:
