@@ -76,7 +76,7 @@ def _outcome(reply: Message | Exception, message: Message, context: Context, cha
 
 
 def client_batches(messages: Sequence[Message], most: int, workers: int) -> list[list[Message]]:
-    """Divide messages into client batches of at most `most`, as even as can be, so that all workers end together.
+    """Divide messages into client batches of at most `most`, as even as can be: all workers end together.
 
     Messages to one node are never in one client batch: the second must see what the first left.
     """
