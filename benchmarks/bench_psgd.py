@@ -11,7 +11,6 @@ import warnings
 import entries
 import numpy as np
 import torch
-from networks import network
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -21,6 +20,7 @@ from fed_dp.clients.psgd import Psgd
 from fed_dp.clients.psgd.trainer import PsgdTrainer
 from fed_dp.clients.trainer import ClientData
 from fed_dp.models import FlatNetwork, use_one_thread
+from fed_dp.models.network import NetworkSpec
 
 RECORDS, BATCH, REPEATS, LIMIT = 600, 30, 5, 1.0
 
@@ -32,7 +32,7 @@ def main() -> None:
     x = rng.normal(size=(RECORDS, 1, 32, 32)).astype(np.float32)
     y = rng.integers(0, 10, RECORDS)
     config = Psgd(name="psgd", sample_rate=BATCH / RECORDS, learning_rate=0.1)
-    net = FlatNetwork(network("dssgd-mlp", (1, 32, 32), 10))
+    net = FlatNetwork(NetworkSpec.named("dssgd-mlp", (1, 32, 32), 10))
     release = SampledGaussian(1.0, config.sample_rate, config.steps_per_round)
     trainer = PsgdTrainer(config, net, release=release)
     weights = net.weights()
@@ -40,7 +40,7 @@ def main() -> None:
     def ours() -> None:
         trainer.fit(weights, ClientData(x, y, 0, 1, 0), {})
 
-    model = FlatNetwork(network("dssgd-mlp", (1, 32, 32), 10)).network
+    model = FlatNetwork(NetworkSpec.named("dssgd-mlp", (1, 32, 32), 10)).network
     data = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     private, optimizer, loader = PrivacyEngine(accountant="rdp").make_private(
         module=model,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import entries
 import numpy as np
-from networks import network
 
 from fed_dp.accounting import Gaussian
 from fed_dp.clients.dpa import Dpa
@@ -19,6 +18,7 @@ from fed_dp.clients.trainer import ClientData
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.statistics import NoiseSpec
 from fed_dp.models import FlatNetwork, Solver, use_one_thread
+from fed_dp.models.network import NetworkSpec
 
 RECORDS, EPOCHS, REPEATS, LIMIT = 3000, 10, 3, 1.0
 STAGES = (Gaussian(16.0), Gaussian(4.0))
@@ -29,9 +29,9 @@ def main() -> None:
     rng = np.random.default_rng(0)
     small, large = (rng.normal(size=(RECORDS, 1, side, side)).astype(np.float32) for side in (28, 32))
     y = rng.integers(0, 10, RECORDS)
-    net = FlatNetwork(network("scattering", (1, 28, 28), 10))
+    net = FlatNetwork(NetworkSpec.named("scattering", (1, 28, 28), 10))
     trainer = StatisticsTrainer(Dpa(name="dpa"), net, stages=STAGES, sites=1, sends_statistics=True)
-    solver = Solver(network("scattering", (1, 28, 28), 10), cross=1.0)
+    solver = Solver(NetworkSpec.named("scattering", (1, 28, 28), 10), cross=1.0)
 
     def fit() -> None:
         weights = net.weights()
@@ -41,7 +41,7 @@ def main() -> None:
             amount = NoiseSpec("gaussian", release.noise_multiplier)
             weights = solver.put(weights, stage, mean, noise_spec=amount, ridge=0.5, records=RECORDS)
 
-    cnn = FlatNetwork(network("dssgd-cnn-mnist", (1, 32, 32), 10))
+    cnn = FlatNetwork(NetworkSpec.named("dssgd-cnn-mnist", (1, 32, 32), 10))
     sgd = SgdTrainer(Sgd(learning_rate=0.01, batch_size=32), cnn)
     start = cnn.weights()
 

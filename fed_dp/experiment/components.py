@@ -171,6 +171,8 @@ class StrategyOptions(Mechanism):
     )
     deployable: ClassVar[bool] = False  # whether real sites can run it
     adds_changes: ClassVar[bool] = False  # whether changes are added up, and not averaged
+    averages_noise: ClassVar[bool] = False  # whether a round's model is made of many clients' changes
+    uploads_statistics: ClassVar[bool] = False  # whether clients send statistics in place of changes
 
     @property
     def one_at_a_time(self) -> bool:
@@ -185,16 +187,6 @@ class StrategyOptions(Mechanism):
     @property
     def free_running(self) -> bool:
         """Whether nobody waits: replies are used as they come, however stale."""
-        return False
-
-    @property
-    def averages_noise(self) -> bool:
-        """Whether a round's model is made of many clients' changes."""
-        return False
-
-    @property
-    def uploads_statistics(self) -> bool:
-        """Whether clients send statistics in place of changes."""
         return False
 
     @property

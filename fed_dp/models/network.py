@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fed_dp import plugins
 from fed_dp.errors import ModelError
 from fed_dp.options import Section
 
@@ -80,6 +81,13 @@ class NetworkSpec:
     shape: Shape
     classes: int
     decided: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def named(
+        cls, name: str, shape: Shape, classes: int, decided: Mapping[str, Any] | None = None, **options: Any
+    ) -> NetworkSpec:
+        """Return what the network of a name is built from, with its own options."""
+        return cls(plugins.read("model", {"name": name, **options}), shape, classes, decided or {})
 
     @property
     def name(self) -> str:

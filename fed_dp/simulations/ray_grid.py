@@ -387,7 +387,7 @@ class RayGrid(SimulationGrid):
             self._again(client_batch, f": {reason}" if reason == LOW_MEMORY else "")
 
     def _again(self, client_batch: ClientBatch, why: str) -> None:
-        """Queue a client batch again; the last time each message alone, so that one that kills is found out."""
+        """Queue a client batch again; the last time each message alone, so that one that kills is known."""
         losses = 1 + max(self._losses.get(_id(parcel), 0) for parcel in client_batch)
         self._losses.update(dict.fromkeys(map(_id, client_batch), losses))
         if losses < TRIES - 1:

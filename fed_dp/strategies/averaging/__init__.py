@@ -15,11 +15,7 @@ class Averaging(StrategyOptions):
 
     name: Literal["averaging"] = "averaging"
     deployable = True
-
-    @property
-    def averages_noise(self) -> bool:
-        """A round's model is made of all its clients' changes."""
-        return True
+    averages_noise = True
 
     def build(self, setting: StrategySetting) -> SiteStrategy:
         """Return the strategy."""

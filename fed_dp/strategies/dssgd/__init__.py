@@ -81,6 +81,7 @@ class Dssgd(StrategyOptions):
     guarantees = (SPARSE_VECTOR, PAPER, AS_PRINTED, RANDOM_MASK)
     deployable = True
     adds_changes = True
+    averages_noise = True
 
     @property
     def mechanism(self) -> tuple[str, str] | None:
@@ -88,11 +89,6 @@ class Dssgd(StrategyOptions):
         return (
             ("strategy.selection", self.selection) if self.selection in get_args(PrivateSelection) else None
         )
-
-    @property
-    def averages_noise(self) -> bool:
-        """A round's model is made of all its clients' changes."""
-        return True
 
     @property
     def one_at_a_time(self) -> bool:

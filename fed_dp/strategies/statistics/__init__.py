@@ -25,11 +25,7 @@ class Statistics(StrategyOptions):
 
     name: Literal["statistics"] = "statistics"
     deployable = True
-
-    @property
-    def uploads_statistics(self) -> bool:
-        """Clients send statistics."""
-        return True
+    uploads_statistics = True
 
     def check(self, experiment: Experiment) -> None:
         """Refuse what has no statistics that could be added up."""
