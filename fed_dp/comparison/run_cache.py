@@ -11,6 +11,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -123,9 +124,10 @@ def _run(todo: dict[str, Cell], root: Path, jobs: int, fresh: bool) -> Iterator[
         # The longest first would be best; those of many rounds are a fair guess at it.
         ordered = sorted(todo.values(), key=lambda cell: -cell.experiment.rounds)
         waiting: dict[Future[dict[str, Any]], Cell] = {}
-        for cell in ordered:
-            tables, folder = json.dumps(cell.experiment.tables()), str(folder_of(root, cell.experiment))
-            waiting[pool.submit(_work, tables, folder, fresh)] = cell
+        with _interrupts_blocked():  # this starts the processes
+            for cell in ordered:
+                tables, folder = json.dumps(cell.experiment.tables()), str(folder_of(root, cell.experiment))
+                waiting[pool.submit(_work, tables, folder, fresh)] = cell
         while waiting:
             ready, _ = wait(waiting, return_when=FIRST_COMPLETED)
             for future in ready:
@@ -158,9 +160,22 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Block Ctrl-C for processes that are started meanwhile; here, one that comes is handled afterwards.
+
+    They inherit it, and so leave interrupts to this process from their first moment on, not only when they have
+    imported what they run.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _leave_interrupts() -> None:
     """Let the parent alone decide what Ctrl-C means; and end when it does, however it does."""
-    import signal
     import threading
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)

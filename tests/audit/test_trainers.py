@@ -87,7 +87,7 @@ def test_wrong_names_are_one_line() -> None:
         audit_trainer("sgd")
     with pytest.raises(ConfigError, match="has proved"):
         audit_trainer("psgd", variant="paper")
-    with pytest.raises(ConfigError, match="--path = 'hoks': only 'psgd' has paths: client batches, hooks"):
+    with pytest.raises(ConfigError, match="--path = 'hoks': trainer 'psgd' has client batches, hooks"):
         audit_trainer("psgd", path="hoks")
     with pytest.raises(ConfigError, match="at least 20 trials"):
         audit_trainer("psgd", trials=5)

@@ -97,7 +97,7 @@ def test_mistakes_get_one_line(cli: Cli) -> None:
     assert "--epsilon 'a,b': expected numbers" in error_line(cli("compare", "--epsilon", "a,b"))
     assert "expected one of them" in error_line(cli("compare", "--quick", "--profile", "full"))
     assert "known: laplace" in error_line(cli("audit", "mechanism", "x"))
-    assert "known: psgd" in error_line(cli("audit", "trainer", "x"))
+    assert "known: adlm" in error_line(cli("audit", "trainer", "x"))
     assert "--data = 'x'" in error_line(cli("demo", "inversion", "--data", "x"))
     assert "cannot be written" in error_line(cli("demo", "inversion", "--out", "no/where.html"))
 
