@@ -164,8 +164,8 @@ def _pool(jobs: int) -> Iterator[ProcessPoolExecutor]:
 def _interrupts_blocked() -> Iterator[None]:
     """Block Ctrl-C for processes that are started meanwhile; here, one that comes is handled afterwards.
 
-    They inherit it, and so leave interrupts to this process from their first moment on, not only when they have
-    imported what they run.
+    They inherit it, and so leave interrupts to this process from their first moment on, not only when they
+    have imported what they run.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
