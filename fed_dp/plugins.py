@@ -30,6 +30,15 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(_registered(kind))
 
 
+def built_in(kind: Kind) -> tuple[str, ...]:
+    """Return the names of fed_dp's own components of a kind."""
+    return tuple(
+        name
+        for name, entries in _registered(kind).items()
+        if all(entry.value.startswith("fed_dp.") for entry in entries)
+    )
+
+
 @lru_cache(maxsize=256)
 def find(kind: Kind, name: str) -> type[Any]:
     """Return the class of a component.

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def install(folder: Path, name: str, entry_points: str, module: str) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def python(tmp_path: Path) -> Run:
     site = tmp_path / "site"
     site.mkdir()
     shutil.copy(Path(__file__).with_name("outsider.py"), site / "outsider.py")
@@ -55,7 +56,7 @@ def run(tmp_path: Path) -> Run:
     def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.run(
-            [sys.executable, "-m", "fed_dp.cli", *arguments],
+            [sys.executable, *arguments],
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             capture_output=True,
@@ -64,6 +65,11 @@ def run(tmp_path: Path) -> Run:
         )
 
     return command
+
+
+@pytest.fixture
+def run(python: Run) -> Run:
+    return partial(python, "-m", "fed_dp.cli")
 
 
 def test_an_outsiders_data_network_trainer_and_strategy_run_and_are_accounted_for(
@@ -82,6 +88,16 @@ def test_an_outsiders_data_network_trainer_and_strategy_run_and_are_accounted_fo
     [ledger] = (tmp_path / "runs").glob("*/ledgers.sqlite")
     shown = run("ledger", "show", str(ledger.parent), "--site", "client-0002")
     assert "5: simulated, round 5, gaussian" in shown.stdout
+
+
+def test_a_site_allows_an_outsiders_trainer_only_where_its_file_names_it(python: Run, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('client = 0\n[allow]\ntrainers = ["one-step"]\n')
+    code = (
+        "from pathlib import Path; from fed_dp.clients.site_file import Allow, SiteFile; "
+        "print('one-step' in Allow().trainers, SiteFile.read(Path('site.toml')).allow.trainers)"
+    )
+    done = python("-c", code)
+    assert done.stdout.split(maxsplit=1) == ["False", "('one-step',)\n"], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ class OwnBudget(Section):
 class Allow(Section):
     """The most that the site will do."""
 
-    trainers: Names = Field(default_factory=lambda: plugins.names("trainer"))
+    trainers: Names = Field(default_factory=lambda: plugins.built_in("trainer"))
     upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
     bound: Annotated[float, Field(gt=0, le=MAX_ABS_VALUE)] = MAX_ABS_VALUE  # γ
     without_noise: bool = False  # whether it takes part in what protects nobody

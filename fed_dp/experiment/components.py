@@ -132,10 +132,6 @@ class TrainerOptions(Mechanism):
     def check_noise(self, experiment: Experiment) -> None:
         """Refuse options that do not go together with its noise, or with there being none."""
 
-    def stages(self, experiment: Experiment) -> int:
-        """Return how many rounds' releases there are where each is made once; 0: one in every round."""
-        return 0
-
     def trained_alone(self, experiment: Experiment) -> str:
         """Return why each client is trained by itself; empty where batches of clients can be."""
         return f"trainer.name = {self.name!r}"
@@ -166,9 +162,7 @@ class StrategyOptions(Mechanism):
 
     pooled: ClassVar[bool] = False  # one node has all that is used
     one_model: ClassVar[bool] = True  # whether clients work on one model
-    audited_by_runs: ClassVar[bool] = (
-        True  # whether an audit with canaries among the clients' records can tell
-    )
+    audited_by_runs: ClassVar[bool] = True  # whether canaries among the clients' records tell of its model
     deployable: ClassVar[bool] = False  # whether real sites can run it
     adds_changes: ClassVar[bool] = False  # whether changes are added up, and not averaged
     averages_noise: ClassVar[bool] = False  # whether a round's model is made of many clients' changes

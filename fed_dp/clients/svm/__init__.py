@@ -73,10 +73,6 @@ class Svm(TrainerOptions):
         """Proved; refuted where C is not divided by n."""
         return {"proved": PROVED, "paper": PAPER, "paper_as_printed": AS_PRINTED}[experiment.privacy.variant]
 
-    def stages(self, experiment: Experiment) -> int:
-        """Return one: the weights are released once."""
-        return 1
-
     def noise_kind(self, experiment: Experiment) -> SvmNoise:
         """Return which noise the weights get."""
         privacy = experiment.privacy
