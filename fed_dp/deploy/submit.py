@@ -54,8 +54,7 @@ def deployable(
     if guarantee is not None and guarantee.status != "proved":
         raise ConfigError(
             f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status}: sites release only "
-            "what is "
-            "proved"
+            "what is proved"
         )
     federation = at_server(experiment, path=home.data)
     make_trainer(experiment, federation.dataset)

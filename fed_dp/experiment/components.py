@@ -270,6 +270,5 @@ def check_network(trainer: TrainerOptions, model: Network) -> None:
     )
     raise ValueError(
         f"model.name = {model.name!r}: expected with trainer.name = {' or '.join(others)}, not "
-        f"{trainer.name!r}; "
-        f"trainer.name = {trainer.name!r} fits {networks_offering(trainer.needs)}{paper}"
+        f"{trainer.name!r}; trainer.name = {trainer.name!r} fits {networks_offering(trainer.needs)}{paper}"
     )

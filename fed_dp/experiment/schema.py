@@ -115,8 +115,7 @@ class Experiment(Section):
             sets = (name for name, each in plugins.components("data").items() if each.of_behaviour)
             raise ValueError(
                 f"data.name = {self.data.name!r}: model.name = {self.model.name!r} needs records of "
-                "behaviour; "
-                f"allowed: {', '.join(sets)}"
+                f"behaviour; allowed: {', '.join(sets)}"
             )
         self._check_privacy()
         if self.strategy.pooled and self.clients.fraction != 1:
@@ -157,8 +156,7 @@ class Experiment(Section):
             sets = (name for name, each in plugins.components("data").items() if each.of_digits)
             raise ValueError(
                 f"data.public_data = {data.public_data!r}: data.name = {data.name!r} are no images of "
-                "digits; "
-                f"allowed with {', '.join(sets)}"
+                f"digits; allowed with {', '.join(sets)}"
             )
         if not self.fits_to_public:
             raise ValueError(
@@ -200,8 +198,7 @@ class Experiment(Section):
         if not divided or self.trainer.as_in_paper(self.model):
             raise ValueError(
                 f"data.expected_records = {stated}: nothing is divided by it; allowed where a trainer "
-                "adds noise "
-                f"in its proved form: {_private_trainers()}"
+                f"adds noise in its proved form: {_private_trainers()}"
             )
         if isinstance(declared, tuple) and len(declared) != self.nodes:
             raise ValueError(

@@ -60,8 +60,7 @@ class Network(Section):
         if len(shape) != 3 or min(shape[1:]) < at_least:
             raise ModelError(
                 f"model.name = {self.name!r} needs images of {at_least}×{at_least} or more; the data has "
-                "shape "
-                f"{shape}"
+                f"shape {shape}"
             )
         return shape[0], shape[1], shape[2]
 

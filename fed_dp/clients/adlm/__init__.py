@@ -80,8 +80,7 @@ class LaplaceMechanism(Functional):
         if self.private and self.as_in_paper(experiment.model) and shares >= 1:
             raise ValueError(
                 f"trainer.relevance_share + trainer.label_share = {shares:g}: nothing is left for the "
-                "inputs; "
-                "expected below 1"
+                "inputs; expected below 1"
             )
 
     def network_options(self, experiment: Experiment) -> dict[str, Any]:

@@ -72,8 +72,7 @@ class PsgdTrainer:
         if self._chain is None and clients_at_once not in (None, 1):
             raise ModelError(
                 f"clients.together = {clients_at_once}: with trainer.name = 'psgd', each client of "
-                "model.name = "
-                f"{net.name!r} is trained alone; allowed: 'auto', 1"
+                f"model.name = {net.name!r} is trained alone; allowed: 'auto', 1"
             )
         self.clients_at_once = 1 if self._chain is None else best_batch(net, clients_at_once)
         self._gradients = self._method()

@@ -127,8 +127,7 @@ class Svm(TrainerOptions):
         if privacy.variant != "proved" and (self.noise != "auto" or privacy.delta is not None):
             raise ValueError(
                 f"privacy.variant = {privacy.variant!r}: the paper's noise is Laplace noise of its own "
-                "scale; "
-                "expected without trainer.noise and privacy.delta"
+                "scale; expected without trainer.noise and privacy.delta"
             )
         if self.noise != "auto" and (self.noise == "gaussian") != (privacy.delta is not None):
             expected = "with" if self.noise == "gaussian" else "without"
@@ -136,8 +135,7 @@ class Svm(TrainerOptions):
         if privacy.noise_source == "secure" and self.noise == "gamma":
             raise ValueError(
                 "trainer.noise = 'gamma': no exact sampler is known to us; with privacy.noise_source = "
-                "'secure', "
-                "allowed: laplace, gaussian"
+                "'secure', allowed: laplace, gaussian"
             )
 
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:

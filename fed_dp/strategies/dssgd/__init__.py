@@ -197,8 +197,7 @@ class Dssgd(StrategyOptions):
         if self.free_running:
             raise ValueError(
                 "strategy.exchange = 'free_running': across sites, a run that was interrupted could not "
-                "go on; "
-                "allowed: parallel, round_robin, random_order, asynchronous"
+                "go on; allowed: parallel, round_robin, random_order, asynchronous"
             )
 
     # --------------------------------------------------------------------------------- privacy
