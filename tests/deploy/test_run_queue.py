@@ -44,7 +44,7 @@ class Link:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ServerHome:
-    monkeypatch.setattr(server, "AGAIN", 0.0)
+    monkeypatch.setattr(server, "RETRY_DELAY", 0.0)
     provision(tmp_path, Plan(("a", "b", "c"), Budget(1.0)))
     found = ServerHome(tmp_path / "server")
     found.runs.mkdir()
