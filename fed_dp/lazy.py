@@ -10,12 +10,15 @@ from typing import Any
 def exports(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return a package's `__getattr__`: `modules` says in which of its modules each name is.
 
+    Where it has another name there: "module:other".
+
     An experiment is read without torch, pandas or dp-accounting, which take seconds to import.
     """
 
     def get(name: str) -> Any:
         if (module := modules.get(name)) is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(f"{package}.{module}"), name)
+        home, _, other = module.partition(":")
+        return getattr(import_module(f"{package}.{home}"), other or name)
 
     return get

@@ -36,6 +36,10 @@ class Statement:
     rounds: int = 0
     rounds_free: int = 0  # because everything in them is computed from what was released before
 
+    def __str__(self) -> str:
+        """Return the statement for people."""
+        return "\n".join(self.lines())
+
     def tables(self) -> dict[str, Any]:
         """Return the statement as plain tables."""
         return asdict(self)

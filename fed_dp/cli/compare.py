@@ -157,7 +157,7 @@ def _tune(
     table.add_column("mechanism")
     for heading in ("chosen", "runs"):
         table.add_column(heading)
-    for heading in ("chosen run ε", "selection ε", "all runs ε", "accuracy"):
+    for heading in ("chosen run ε", "selection ε", "all runs ε", "score"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -172,7 +172,7 @@ def _tune(
     console.print(table)
     console.print(
         "selection ε: for those who see the chosen run and no other; all runs ε: for the server and the "
-        "sites, who see every run. Chosen by one half of the test records, accuracy on the other half.",
+        "sites, who see every run. Chosen by one half of the test records, score on the other half.",
         soft_wrap=True,
     )
     for words in dict.fromkeys(f"one {r.unit}, {r.neighbours}, δ = {r.delta:g}" for r in rows):
@@ -214,12 +214,16 @@ class _Watch:
             self._task = self._bar.add_task("", total=total or None, last="")
 
     def __call__(self, done: Done) -> None:
+        from fed_dp.runs.scores import final, metrics_of
+
         self._count += 1
         cell = done.cell
         at = "no privacy" if cell.epsilon is None else f"ε = {cell.epsilon:g}"
         text = f"{cell.variant}, {at}, seed {cell.seed}: "
         text += (
-            f"failed: {done.failure}" if done.failure else f"accuracy {done.summary['accuracy']['final']:.4f}"
+            f"failed: {done.failure}"
+            if done.failure
+            else f"{metrics_of(done.summary)[0].label} {final(done.summary):.4f}"
         )
         if self._bar is not None:
             self._bar.update(self._task, completed=self._count, last=text[:60])
@@ -237,12 +241,12 @@ class _Watch:
 def _show(console: Console, found: dict[str, Any]) -> None:
     from fed_dp.audit.finding import row_text
 
-    score = found["score"]
+    score, label = found["score"], found["metric"]["label"]
     table = Table(
-        title=f"{found['name']}: mean {score} (half of its 95 % interval), {len(found['seeds'])} seeds"
+        title=f"{found['name']}: mean {label} (half of its 95 % interval), {len(found['seeds'])} seeds"
     )
     table.add_column("mechanism")
-    for heading in ("total ε", score, "less pSGD", "p"):
+    for heading in ("total ε", label, "less pSGD", "p"):
         table.add_column(heading, justify="right")
     for heading in ("guarantee", "audit: ε"):
         table.add_column(heading)

@@ -309,7 +309,8 @@ def demo(
     from fed_dp.deploy import demo as show
     from fed_dp.deploy.hospitals import HOSPITALS
     from fed_dp.runs.folder import new_path
-    from fed_dp.runs.report import owner_score
+    from fed_dp.runs.report import metric_words, owner_metrics
+    from fed_dp.runs.scores import final, text
     from fed_dp.server.app import round_text
 
     place = (folder or new_path(Path("runs"), "demo")).absolute()
@@ -331,12 +332,15 @@ def demo(
                     markup=False,
                 ),
             )
-    table = Table("run", *HOSPITALS, "all", title="AUC (accuracy) on each hospital's own test records")
+    metrics = owner_metrics(found.values())
+    table = Table(
+        "run", *HOSPITALS, "all", title=f"{metric_words(metrics)} on each hospital's own test records"
+    )
     for variant, summary in found.items():
         scores = summary["by_owner"]
-        each = [owner_score(scores[name]) if name in scores else "not told" for name in HOSPITALS]
-        whole = {"accuracy": summary["accuracy"]["final"], "auc": summary["auc"]["final"]}
-        table.add_row(variant, *each, owner_score(whole))
+        each = [text(scores[name], metrics) if name in scores else "not told" for name in HOSPITALS]
+        whole = {metric.name: final(summary, metric) for metric in metrics}
+        table.add_row(variant, *each, text(whole, metrics))
     console.print(table)
     for variant, summary in found.items():
         for line in Statement(**summary["privacy"]).lines():

@@ -225,7 +225,7 @@ def predict(
         raise ConfigError(
             f"{inputs}: data.name = {section.name!r} takes an npz file with X, scaled as its own"
         )
-    found = model.probabilities(x)
+    found = model.predict(x)
     lines = [",".join(names), *(",".join(f"{value:.6g}" for value in row) for row in np.asarray(found))]
     if out is None:
         print("\n".join(lines))

@@ -5,8 +5,9 @@ No server can change it. Whatever a server asks for beyond it is refused, and no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -46,6 +47,7 @@ class Allow(Section):
     trainers: Names = Field(default_factory=lambda: plugins.built_in("trainer"))
     upload_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0  # θ_u
     bound: Annotated[float, Field(gt=0, le=MAX_ABS_VALUE)] = MAX_ABS_VALUE  # γ
+    plugins: Names = ()  # what of other packages it runs: names of components, or import paths
     without_noise: bool = False  # whether it takes part in what protects nobody
     # What a round may cost in time and memory; and how many sites there may be.
     rounds: Count = 10_000
@@ -88,7 +90,8 @@ class SiteFile(Section):
         """Read a site's file, or the one in a site's folder."""
         path = site_path(path)
         site = validated(cls, read_toml(path), where=str(path))
-        if unknown := set(site.allow.trainers) - set(plugins.names("trainer")):
+        named = {name for name in site.allow.trainers if ":" not in name}
+        if unknown := named - set(plugins.names("trainer")):
             raise ConfigError(
                 f"{path}: allow.trainers names {min(unknown)!r}; allowed: "
                 f"{', '.join(plugins.names('trainer'))}"
@@ -111,6 +114,21 @@ class SiteFile(Section):
                     f"site's file says {stated.epsilon:g}, {stated.delta:g}; nothing was sent"
                 )
         return ledger
+
+    def permit_code(self, tables: Mapping[str, Any]) -> None:
+        """Refuse code that this file does not allow, before any of it is imported."""
+        allowed = {*self.allow.plugins, *self.allow.trainers}
+        for kind in plugins.GROUPS:
+            table = tables.get(kind)
+            table = table if isinstance(table, dict) else {"name": table} if isinstance(table, str) else {}
+            for key in ("name", "factory", "loader"):
+                value = table.get(key)
+                own = key == "name" and (value is None or value in plugins.built_in(kind))
+                if value is not None and not own and value not in allowed:
+                    raise SiteRefused(
+                        f"{kind}.{key} = {value!r} is not a part of fed_dp: this site runs other code only "
+                        "where its file names it (allow.plugins); nothing was sent"
+                    )
 
     def permit(self, experiment: Experiment) -> None:
         """Refuse, by name, what this file does not allow. No record is looked at."""
@@ -169,11 +187,7 @@ class SiteFile(Section):
         }
         asked |= experiment.trainer.limits(experiment, client=self.client)
         asked |= {name: (size, "width") for name, size in experiment.data.sizes().items()}
-        asked |= {
-            f"model.{key}": (value, "width")
-            for key, value in experiment.model.options.items()
-            if isinstance(value, int)
-        }
+        asked |= {f"model.{key}": (value, "width") for key, value in experiment.model.sizes.items()}
         for name, (value, key) in asked.items():
             if value > (most := getattr(self.allow, key)):
                 raise SiteRefused(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from fed_dp.data.dataset import Floats, Integers
+from numpy.typing import NDArray
+
+from fed_dp.data.dataset import Floats
 from fed_dp.mechanisms import Noise
 from fed_dp.models import Vector
 
@@ -18,7 +20,7 @@ class ClientData:
     """What a trainer may use: the site's records, and where in the run it is."""
 
     x: Floats
-    y: Integers
+    y: NDArray[Any]
     client: int
     server_round: int
     seed: int

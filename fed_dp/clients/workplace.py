@@ -6,6 +6,7 @@ record is opened. All of it is read once per process, not once per message.
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -91,6 +92,8 @@ def read_workplace(config: RunConfig, site: SiteFile | None = None) -> Workplace
     """Read the experiment, the data and the network."""
     if site is not None and not dict(config).get("experiment-json"):
         raise SiteRefused("a site takes experiments that are sent whole, and opens no file for a server")
+    if site is not None:  # before any code that it names is imported
+        site.permit_code(json.loads(str(dict(config)["experiment-json"])))
     experiment = from_run_config(dict(config))
     if site is not None:  # before its records are opened
         _permit(site, experiment)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from fed_dp.comparison.run_cache import Done
 from fed_dp.experiment.comparing import Plan
 from fed_dp.experiment.plan import release_plan
 from fed_dp.runs.folder import Line
-from fed_dp.runs.groups import SCORES, spread_of
+from fed_dp.runs.groups import spread_of
+from fed_dp.runs.scores import final, leading, metrics_of
 from fed_dp.server.summary import versions
+from fed_dp.tasks import ACCURACY, Metric
 
 Row = dict[str, Any]
 
@@ -30,13 +33,16 @@ def outcome(plan: Plan, done: Sequence[Done], *, command: str) -> dict[str, Any]
         groups.setdefault((each.cell.variant, each.cell.epsilon), []).append(each)
     rows = [_row(variant, epsilon, each) for (variant, epsilon), each in groups.items()]
     whole = [row for row in rows if not row["failures"]]
-    score = "auc" if whole and all("auc" in row for row in whole) else "accuracy"
-    _test(whole, plan.baseline, score)
+    metric = leading([each.summary for each in done if each.summary])
+    _test(whole, plan.baseline, metric.name)
     first = next((d.summary for d in done if d.summary), None)
+    first_metric = ACCURACY if first is None else metrics_of(first)[0]
     return {
         "name": plan.name,
         "command": command,
-        "score": score,
+        "score": metric.name,
+        "metric": asdict(metric),
+        "by_round": asdict(first_metric),
         "baseline": plan.baseline,
         "epsilons": list(plan.epsilons),
         "seeds": list(plan.seeds),
@@ -67,10 +73,11 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
     summaries = [done.summary for done in there]
     first = summaries[0]
     told = spread_of(summaries)
-    for key in SCORES:
-        if key in told:
-            by_seed = {str(done.cell.seed): done.summary[key]["final"] for done in there}
-            row[key] = {**told[key], "by_seed": by_seed}
+    metrics = metrics_of(first)
+    for metric in metrics:
+        if metric.name in told:
+            by_seed = {str(done.cell.seed): final(done.summary, metric) for done in there}
+            row[metric.name] = {**told[metric.name], "by_seed": by_seed}
     costs = [summary["privacy"] for summary in summaries if summary["privacy"] is not None]
     return row | {
         "trainer": first["trainer"],
@@ -86,7 +93,7 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
         "privacy": max(costs, key=lambda cost: float(cost["epsilon_total"])) if costs else None,
         "epsilon_by_round": first["epsilon_by_round"],
         "paid_once": _paid_once(there[0]),
-        "by_round": _by_round([done.lines for done in there]),
+        "by_round": _by_round([done.lines for done in there], metrics[0]),
         "digests": {str(done.cell.seed): done.cell.experiment.digest for done in there},
         "notes": first["data"]["notes"],
     }
@@ -98,14 +105,17 @@ def _paid_once(done: Done) -> bool:
     return plan is not None and 0 < len(plan.stages) <= done.summary["rounds"]
 
 
-def _by_round(lines: Sequence[Sequence[Line]]) -> list[dict[str, float]]:
-    """Return the mean accuracy after each round that was scored."""
+def _by_round(lines: Sequence[Sequence[Line]], metric: Metric) -> list[dict[str, float]]:
+    """Return the mean score after each round that was scored."""
     found: dict[int, list[float]] = {}
     for rounds in lines:
         for line in rounds:
-            if "accuracy" in line:
-                found.setdefault(line["round"], []).append(line["accuracy"])
-    return [{"round": turn, "accuracy": float(np.mean(values))} for turn, values in sorted(found.items())]
+            if metric.name in line:
+                found.setdefault(line["round"], []).append(line[metric.name])
+    return [
+        {"round": server_round, metric.name: float(np.mean(values))}
+        for server_round, values in sorted(found.items())
+    ]
 
 
 def _test(rows: Sequence[Row], baseline: str, score: str) -> None:

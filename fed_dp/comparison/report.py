@@ -17,7 +17,7 @@ from fed_dp.errors import RunError
 from fed_dp.runs.chart import Chart, Point, Series, save, to_html
 from fed_dp.runs.folder import write_atomically
 from fed_dp.runs.page import page
-from fed_dp.runs.report import SCORE_WORDS
+from fed_dp.tasks import Metric
 
 Outcome = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -42,13 +42,15 @@ def write_all(folder: Path, outcome: Outcome) -> None:
 
 def charts(outcome: Outcome) -> list[Chart]:
     """Return the figures: accuracy against ε and rounds, ε against rounds, and what it takes."""
-    score = SCORE_WORDS[outcome["score"]]
+    metric = Metric(**outcome["metric"])
+    score = metric.label
     rows = [row for row in outcome["rows"] if outcome["score"] in row]
     private = [row for row in rows if row["privacy"] is not None]
     levels: list[float] = outcome["epsilons"]
     names = tuple(dict.fromkeys(row["variant"] for row in sorted(rows, key=lambda r: r["epsilon"] is None)))
     top = max(levels)
     dearest = [row for row in rows if row["epsilon"] in (None, top)]
+    by_round = Metric(**outcome["by_round"])
     longest = max((row["rounds"] for row in dearest), default=1)
     return [
         Chart(
@@ -58,17 +60,17 @@ def charts(outcome: Outcome) -> list[Chart]:
             f"test {score}",
             (*_by_epsilon(private, outcome["score"]), *_references(rows, outcome["score"])),
             log_x=len(levels) > 1,
-            share=True,
+            share=metric.within_one,
             x_ticks=tuple(levels),
             names=names,
         ),
         Chart(
             "accuracy-by-round",
-            f"Test accuracy against rounds, of a budget of ε = {top:g}",
+            f"Test {by_round.label} against rounds, of a budget of ε = {top:g}",
             "round",
-            "test accuracy",
+            f"test {by_round.label}",
             tuple(
-                Series(row["variant"], tuple(Point(p["round"], p["accuracy"]) for p in row["by_round"]))
+                Series(row["variant"], tuple(Point(p["round"], p[by_round.name]) for p in row["by_round"]))
                 for row in dearest
             ),
             names=names,
@@ -226,8 +228,8 @@ def _table(outcome: Outcome) -> str:
             )
         )
     heads = (
-        "mechanism", "total ε", "guarantee", "unit", "neighbours", "audit: ε", SCORE_WORDS[score], "from",
-        "to", "less pSGD", "p",
+        "mechanism", "total ε", "guarantee", "unit", "neighbours", "audit: ε", outcome["metric"]["label"],
+        "from", "to", "less pSGD", "p",
     )  # fmt: skip
     return _scrolled("Every mechanism at every ε", heads, rows, "scores")
 

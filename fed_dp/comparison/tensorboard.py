@@ -18,7 +18,7 @@ def check() -> None:
 
 
 def export(outcome: Mapping[str, Any], folder: Path) -> None:
-    """Write accuracy and ε by round of every row, each as a run of its own."""
+    """Write score and ε by round of every row, each as a run of its own."""
     check()
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -29,7 +29,7 @@ def export(outcome: Mapping[str, Any], folder: Path) -> None:
             continue
         level = "no-privacy" if row["epsilon"] is None else f"epsilon-{row['epsilon']:g}"
         writer = EventFileWriter(str(folder / f"{row['variant']}-{level}"))
-        points = [("accuracy", p["round"], p["accuracy"]) for p in row["by_round"]]
+        points = [(name, p["round"], p[name]) for p in row["by_round"] for name in p if name != "round"]
         points += [("epsilon", turn, spent) for turn, spent in enumerate(row["epsilon_by_round"], 1)]
         for tag, step, value in points:
             summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])

@@ -34,6 +34,7 @@ from fed_dp.experiment.federation import load
 from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.source import build, override
 from fed_dp.runs.saved_model import SavedModel
+from fed_dp.runs.scores import metrics_of
 
 MAX_RUNS = 10_000  # which no geometric number with such a mean reaches
 
@@ -46,7 +47,7 @@ class Tuned:
     runs: int
     mean_runs: float
     chosen: dict[str, Any]
-    validation: float  # accuracy on the half of the test records that it was chosen by
+    validation: float  # score on the half of the test records that it was chosen by
     test: float  # on the other half
     delta: float
     epsilon_chosen: float
@@ -144,10 +145,13 @@ def _chosen(name: str, runs: Sequence[Done], plan: Plan, root: Path, seed: int) 
     data = load(runs[0].cell.experiment.data)
     half = seeds.generator(seed, "validation records").random(len(data.test)) < 0.5
     inputs, scores = data.inputs(data.test), []
+    metric = metrics_of(runs[0].summary)[0]
     for each in runs:
         model = SavedModel.load(folder_of(root, each.cell.experiment))
-        scores.append([model.scores(inputs[rows], data.test.y[rows])["accuracy"] for rows in (half, ~half)])
-    best = int(np.argmax([validation for validation, _ in scores]))
+        scores.append([model.scores(inputs[rows], data.test.y[rows])[metric.name] for rows in (half, ~half)])
+    best = int(
+        np.argmax([validation if metric.higher_is_better else -validation for validation, _ in scores])
+    )
     cost = runs[best].summary["privacy"]
     charges = [_charges(each) for each in runs]
     delta, mean = cost["delta"], _mean(plan)

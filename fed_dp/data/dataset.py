@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp.errors import DataCorrupt
+from fed_dp.tasks import MAX_TARGET, Targets
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -16,10 +18,13 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Inputs, integer labels and, where records have a natural owner, the owner of each."""
+    """Inputs, targets and, where records have a natural owner, the owner of each.
+
+    Targets are a class each (integers), or a row each of zeros and ones, or of numbers (float32).
+    """
 
     x: NDArray[np.uint8] | Floats
-    y: Integers
+    y: NDArray[Any]
     owner: NDArray[np.str_] | None = None
 
     def __post_init__(self) -> None:
@@ -50,22 +55,37 @@ class DataSet:
     scale: Floats
     shift: Floats
     notes: tuple[str, ...] = ()
+    targets: Targets = "class"  # where not, `classes` is how many labels or numbers each record has
 
     def __post_init__(self) -> None:
         for split, records in (("train", self.train), ("test", self.test)):
             if len(records) == 0:
                 raise DataCorrupt(f"{self.name}: no {split} records")
-            low, high = int(records.y.min()), int(records.y.max())
-            if low < 0 or high >= self.classes:
-                raise DataCorrupt(
-                    f"{self.name}: {split} labels lie in {low}..{high}, expected 0..{self.classes - 1}"
-                )
+            self._check_targets(split, records.y)
             if records.x.dtype != np.uint8 and not np.isfinite(records.x).all():
                 raise DataCorrupt(f"{self.name}: {split} inputs hold NaN or infinity")
         if self.train.x.shape[1:] != self.test.x.shape[1:]:
             raise DataCorrupt(
                 f"{self.name}: train inputs have shape {self.train.x.shape[1:]}, "
                 f"test inputs {self.test.x.shape[1:]}"
+            )
+
+    def _check_targets(self, split: str, y: NDArray[Any]) -> None:
+        if self.targets == "class":
+            low, high = int(y.min()), int(y.max())
+            if low < 0 or high >= self.classes:
+                raise DataCorrupt(
+                    f"{self.name}: {split} labels lie in {low}..{high}, expected 0..{self.classes - 1}"
+                )
+        elif y.shape[1:] != (self.classes,):
+            raise DataCorrupt(
+                f"{self.name}: {split} targets have shape {y.shape}, expected (n, {self.classes})"
+            )
+        elif self.targets == "labels" and not np.isin(y, (0, 1)).all():
+            raise DataCorrupt(f"{self.name}: {split} labels hold other values than 0 and 1")
+        elif not (np.abs(y) <= MAX_TARGET).all():
+            raise DataCorrupt(
+                f"{self.name}: {split} targets hold NaN, infinity or values beyond ±{MAX_TARGET:g}"
             )
 
     @property

@@ -29,6 +29,7 @@ class Partition(Section):
 
     name: str
     natural: ClassVar[bool] = False  # whether clients are the records' own owners
+    by_class: ClassVar[bool] = False  # whether it looks at the records' classes
 
     @abstractmethod
     def divide(
@@ -68,6 +69,7 @@ class Dirichlet(Partition):
     name: Literal["dirichlet"]
     alpha: Positive = 0.5
     min_records: Count = 10
+    by_class = True
 
     def divide(
         self, labels: Integers, owner: NDArray[Any] | None, *, clients: int, rng: Generator
@@ -83,6 +85,7 @@ class Shards(Partition):
 
     name: Literal["shards"]
     per_client: Count = 2
+    by_class = True
 
     def divide(
         self, labels: Integers, owner: NDArray[Any] | None, *, clients: int, rng: Generator
@@ -110,7 +113,7 @@ AnyPartition = Annotated[Iid | FixedFraction | Dirichlet | Shards | Natural, Fie
 class Data(Section):
     """Which records, from where, and how they are divided among the clients; subclasses add options."""
 
-    name: str
+    name: str = ""
     path: str | None = None
     partition: AnyPartition = Iid()
     # What is public, for encoders that are fitted to it: so many training records, which are set aside and

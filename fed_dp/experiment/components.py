@@ -17,6 +17,7 @@ from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.models.network import Capability, Network, NetworkSpec
 from fed_dp.options import Section
 from fed_dp.sharing.codec import Precision
+from fed_dp.tasks import TARGET_WORDS, Targets, Task
 
 if TYPE_CHECKING:
     from fed_dp.accounting import Release
@@ -34,7 +35,7 @@ Limit = tuple[float, str]  # what is asked for, and the key of a site's `allow` 
 class Mechanism(Section):
     """What may add noise: a trainer, or a strategy's selection."""
 
-    name: str
+    name: str = ""
     guarantees: ClassVar[tuple[Guarantee, ...]] = ()  # all that it can give
     variants: ClassVar[tuple[str, ...]] = ()  # beside 'proved'
 
@@ -106,6 +107,8 @@ class TrainerOptions(Mechanism):
     needs: ClassVar[Capability] = "gradients"  # of the network, in its proved form or without noise
     paper_needs: ClassVar[Capability | None] = None  # … in the form that its paper has
     divides_by_records: ClassVar[bool] = False  # whether sums are divided by data.expected_records
+    takes_loss: ClassVar[bool] = False  # whether it minimises the task's own loss, whatever that is
+    takes_targets: ClassVar[tuple[Targets, ...]] = ("class",)  # what it can learn
     has_statistics: ClassVar[bool] = False  # whether its proved form releases statistics that can be added up
 
     @property
@@ -251,6 +254,30 @@ def networks_offering(capability: Capability | None) -> str:
     """Return the names of all networks that offer a capability, as words."""
     networks = plugins.components("model").items()
     return ", ".join(name for name, network in networks if network.offers == capability)
+
+
+def check_task(trainer: TrainerOptions, task: Task) -> None:
+    """Refuse a task that a trainer cannot learn, and say which can."""
+    if task.targets not in trainer.takes_targets:
+        wanted, why = "takes_targets", f"learns no {TARGET_WORDS[task.targets]}"
+    elif not (trainer.takes_loss or task.has_standard_loss):
+        wanted, why = "takes_loss", "does not minimise a loss of the task's own (weights, another error)"
+    elif not (trainer.takes_loss or task.bounded):
+        raise ValueError(
+            f"task.bounds is missing: trainer.name = {trainer.name!r} adds up targets, which must lie within "
+            "public bounds"
+        )
+    else:
+        return
+    able = [
+        repr(name)
+        for name, other in plugins.components("trainer").items()
+        if (other.takes_loss if wanted == "takes_loss" else task.targets in other.takes_targets)
+    ]
+    raise ValueError(
+        f"task.name = {task.name!r}: trainer.name = {trainer.name!r} {why}; allowed with trainer.name = "
+        f"{', '.join(able)}"
+    )
 
 
 def check_network(trainer: TrainerOptions, model: Network) -> None:

@@ -15,6 +15,7 @@ from fed_dp.data.options import Data
 from fed_dp.data.sets.own_folder import OwnFolder
 from fed_dp.errors import ConfigError, DataCorrupt, PartitionError, RunError
 from fed_dp.experiment.schema import Experiment
+from fed_dp.tasks import TARGET_WORDS
 
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once …
 _DIVIDED: dict[str, Federation] = {}  # … and divides it once for each experiment
@@ -202,7 +203,12 @@ def forget() -> None:
 
 def _divide(experiment: Experiment, dataset: DataSet, rest: Integers) -> list[Integers]:
     """Divide the records `rest`; the parts are places in it."""
-    train = dataset.train
+    train, partition = dataset.train, experiment.data.partition
+    if partition.by_class and dataset.targets != "class":
+        raise PartitionError(
+            f"data.partition = {partition.name!r} deals out classes; {dataset.name} has "
+            f"{TARGET_WORDS[dataset.targets]}; allowed: iid, fraction, natural"
+        )
     labels, owner = train.y[rest], None if train.owner is None else train.owner[rest]
     rng = seeds.generator(experiment.seed, "partition")
-    return experiment.data.partition.divide(labels, owner, clients=experiment.clients.count, rng=rng)
+    return partition.divide(labels, owner, clients=experiment.clients.count, rng=rng)

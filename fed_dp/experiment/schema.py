@@ -10,10 +10,17 @@ from pydantic import Field, SerializeAsAny, model_validator
 
 from fed_dp import plugins
 from fed_dp.data.options import Data
-from fed_dp.experiment.components import Mechanism, StrategyOptions, TrainerOptions, check_network
+from fed_dp.experiment.components import (
+    Mechanism,
+    StrategyOptions,
+    TrainerOptions,
+    check_network,
+    check_task,
+)
 from fed_dp.mechanisms import NoiseSource
 from fed_dp.models.network import Network, NetworkSpec
 from fed_dp.options import Count, Fraction, NonNegative, Positive, Section
+from fed_dp.tasks import Classification, Task
 
 BATCHES_OFF = ("auto", 1)  # values of clients.together under which each client may be trained alone
 
@@ -71,7 +78,13 @@ class Ray(Section):
         return self
 
 
-DEFAULTS: dict[str, str] = {"data": "digits", "model": "small-mlp", "trainer": "sgd", "strategy": "averaging"}
+DEFAULTS: dict[str, str] = {
+    "data": "digits",
+    "model": "small-mlp",
+    "trainer": "sgd",
+    "strategy": "averaging",
+    "task": "classification",
+}
 
 
 def _default(kind: plugins.Kind) -> Any:
@@ -94,6 +107,9 @@ class Experiment(Section):
     model: Annotated[SerializeAsAny[Network], plugins.by_name("model", default=DEFAULTS["model"])] = _default(
         "model"
     )
+    task: Annotated[SerializeAsAny[Task], plugins.by_name("task", default=DEFAULTS["task"])] = _default(
+        "task"
+    )
     clients: Clients = Clients()
     trainer: Annotated[
         SerializeAsAny[TrainerOptions], plugins.by_name("trainer", default=DEFAULTS["trainer"])
@@ -108,6 +124,7 @@ class Experiment(Section):
     def _possible(self) -> Experiment:
         """Ask every part whether it goes together with the others."""
         check_network(self.trainer, self.model)
+        check_task(self.trainer, self.task)
         self._check_client_batches()
         self._check_public_records()
         self.trainer.check(self)
@@ -235,16 +252,24 @@ class Experiment(Section):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of what decides the result: not its name, its words, or the machine it runs on."""
+        """SHA-256 of what decides the result: not its name, its words, or the machine it runs on.
+
+        Of components of other packages, their code is a part of it.
+        """
         content = self.model_dump(mode="json", exclude={"name", "description", "ray"})
         for key in ("cpus", "gpus"):
             del content["clients"][key]
+        if self.task == Classification():  # as in earlier versions, which had no other
+            del content["task"]
+        parts = {kind: plugins.foreign_code(getattr(self, kind)) for kind in plugins.GROUPS}
+        if foreign := {kind: code for kind, code in parts.items() if code is not None}:
+            content["code"] = foreign
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def network(self, shape: tuple[int, ...], classes: int) -> NetworkSpec:
         """Return what its network is built from, for records of a shape and a number of classes."""
-        return NetworkSpec(self.model, shape, classes, self.trainer.network_options(self))
+        return NetworkSpec(self.model, shape, classes, self.trainer.network_options(self), self.task)
 
     def tables(self) -> dict[str, Any]:
         """Return the resolved experiment as plain tables, without empty keys, for TOML or JSON."""

@@ -145,9 +145,14 @@ def override(tables: Tables, assignments: Sequence[str]) -> Tables:
     return result
 
 
-def build(tables: Mapping[str, Any], *, where: str = "experiment") -> Experiment:
+def build(given: Mapping[str, Any], *, where: str = "experiment") -> Experiment:
     """Validate tables into an Experiment; every mistake is one line naming key, value, allowed."""
-    tables = copy.deepcopy(dict(tables))
+    tables = copy.deepcopy(dict(given))
+    if isinstance(tables.get("task"), str):  # task = "binary" is short for a table
+        tables["task"] = {"name": tables["task"]}
+    for kind, key in (("model", "factory"), ("data", "loader")):  # a network or data set of the user's own
+        if isinstance(table := tables.get(kind), dict) and key in table:
+            table.setdefault("name", "own")
     data = tables.get("data")
     if isinstance(data, dict):
         if isinstance(data.get("partition"), str):  # partition = "iid" is short for a table

@@ -6,7 +6,7 @@ Perceptrons by batched linear algebra, any other network by torch.func.vmap.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -76,8 +76,7 @@ class Vmapped:
         self._named = dict(zip(parameters, self.parameters, strict=True))
 
         def loss(named: Mapping[str, Tensor], x: Tensor, y: Tensor, each: Tensor) -> tuple[Tensor, Tensor]:
-            output = functional_call(network, dict(named), (x,))
-            losses = nn.functional.nll_loss(output, y, reduction="none")
+            losses = net.task.loss(functional_call(network, dict(named), (x,)), y)
             return (losses * each).sum(), losses.detach()
 
         self._gradients = vmap(grad(loss, has_aux=True))
@@ -107,7 +106,7 @@ def per_record_gradients(net: FlatNetwork) -> Callable[[Tensor, Tensor], list[Te
     named = {name: p.detach() for name, p in network.named_parameters()}  # views of the flat weights
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return nn.functional.nll_loss(functional_call(network, parameters, (x[None],)), y[None])
+        return net.task.loss(functional_call(network, parameters, (x[None],)), y[None])[0]
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
 
@@ -119,10 +118,10 @@ def per_record_gradients(net: FlatNetwork) -> Callable[[Tensor, Tensor], list[Te
     return each
 
 
-def gradients_of(net: FlatNetwork, weights: Vector, x: Vector, y: NDArray[np.int64]) -> NDArray[np.float64]:
+def gradients_of(net: FlatNetwork, weights: Vector, x: Vector, y: NDArray[Any]) -> NDArray[np.float64]:
     """Return each record's gradient at some weights, as one row."""
     net.load(weights)
-    each = per_record_gradients(net)(net.inputs(x), torch.from_numpy(y).to(net.device))
+    each = per_record_gradients(net)(net.inputs(x), net.targets(y))
     return flat_rows(each).detach().cpu().numpy().astype(np.float64)
 
 
@@ -141,7 +140,7 @@ class Batches:
         first = self._x[0]
         size = len(self._x), _filled(rows)
         self._inputs = first.new_zeros(*size, *first.shape[1:])
-        self._labels = torch.zeros(size, dtype=torch.int64, device=first.device)
+        self._labels = self._y[0].new_zeros(*size, *self._y[0].shape[1:])
         self._there = first.new_zeros(size)
 
     def gather(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:

@@ -82,6 +82,7 @@ class Encoded(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(features, classes, bias=False)
         nn.init.zeros_(self.head.weight)
+        self.log_probabilities = True  # else: what the head says, as it is
 
     @property
     def learnt(self) -> list[Learnt]:
@@ -133,8 +134,9 @@ class Encoded(nn.Module):
         return wanted.seen(x)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities."""
-        return functional.log_softmax(LOGITS * self.head(self.features(x)), dim=1)
+        """Return log-probabilities, or the head's own outputs."""
+        outputs: Tensor = self.head(self.features(x))
+        return functional.log_softmax(LOGITS * outputs, dim=1) if self.log_probabilities else outputs
 
 
 def unit(x: Tensor) -> Tensor:

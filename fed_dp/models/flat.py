@@ -1,25 +1,40 @@
-"""A network as one flat vector: what is sent, selected and added is a float32 array."""
+"""A network as one flat vector: what is sent, selected and added is a float32 array; and its scores."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import roc_auc_score
 from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from fed_dp import seeds
+from fed_dp.errors import ModelError
 from fed_dp.models import rounding
 from fed_dp.models.encoders import Encoded
 from fed_dp.models.layers import OnFrozen
 from fed_dp.models.network import NetworkSpec, Shape
+from fed_dp.tasks import Task
 
 Vector = NDArray[np.float32]
 rounding.fix()  # before the first product
+
+
+class TaskLoss(nn.Module):
+    """A task's loss as torch and Opacus take one: of each record, or their plain mean."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__()
+        self.task, self.reduction = task, "mean"
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean, or each record's loss where `reduction` is none."""
+        each = self.task.loss(outputs, targets)
+        return each.mean() if self.reduction == "mean" else each
 
 
 class FlatNetwork:
@@ -29,7 +44,7 @@ class FlatNetwork:
     """
 
     def __init__(self, spec: NetworkSpec, device: torch.device | None = None) -> None:
-        self.spec = spec
+        self.spec, self.task, self.loss = spec, spec.task, TaskLoss(spec.task)
         self.network = spec.build().to(device or torch.device("cpu"))
         self.parameters: list[Tensor] = list(self.network.parameters())
         self.flat = torch.cat([p.detach().reshape(-1) for p in self.parameters])
@@ -57,6 +72,10 @@ class FlatNetwork:
         """Return records as that part takes them."""
         records = torch.from_numpy(x).to(self.device)
         return self.network.features(records) if isinstance(self.network, OnFrozen) else records
+
+    def targets(self, y: NDArray[Any]) -> Tensor:
+        """Return records' targets."""
+        return torch.from_numpy(y).to(self.device)
 
     @property
     def size(self) -> int:
@@ -103,7 +122,7 @@ def use_one_thread() -> None:
 
 
 def initial_weights(
-    spec: NetworkSpec, *, seed: int, public: tuple[Vector, NDArray[np.int64]] | None = None
+    spec: NetworkSpec, *, seed: int, public: tuple[Vector, NDArray[Any]] | None = None
 ) -> Vector:
     """Return freshly initialised weights; the same seed gives the same weights everywhere.
 
@@ -119,35 +138,34 @@ def initial_weights(
 
 
 class Evaluator:
-    """Accuracy and loss of given weights on fixed records."""
+    """The scores of given weights on fixed records."""
 
-    def __init__(self, spec: NetworkSpec, x: Vector, y: NDArray[np.int64]) -> None:
+    def __init__(self, spec: NetworkSpec, x: Vector, y: NDArray[Any]) -> None:
         self._net = FlatNetwork(spec)
         self._net.network.eval()
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
 
     def scores(self, weights: Vector, rows: NDArray[np.bool_] | None = None) -> dict[str, float]:
-        """Return accuracy, mean negative log-likelihood and, for two classes, the AUC; of some records."""
+        """Return the task's scores, of all records or of some."""
         chosen = slice(None) if rows is None else torch.from_numpy(rows)
-        output, y = self._output(weights, self._x[chosen]), self._y[chosen]
-        scores = {
-            "accuracy": float((output.argmax(1) == y).double().mean()),
-            "loss": float(nn.functional.nll_loss(output.double(), y)),
-        }
-        if output.shape[1] == 2 and 0 < y.sum() < len(y):
-            difference = output[:, 1] - output[:, 0]  # a probability near 1 would tie with others
-            scores["auc"] = float(roc_auc_score(y.numpy(), difference.numpy()))
+        task = self._net.task
+        scores = task.scores(self._output(weights, self._x[chosen]), self._y[chosen])
+        if not any(metric.name in scores for metric in task.metrics):
+            raise ModelError(
+                f"task.name = {task.name!r}: scores() returned {sorted(scores)}, expected some of "
+                f"{[metric.name for metric in task.metrics]} (metrics)"
+            )
         return scores
 
     def losses(self, weights: Vector) -> NDArray[np.float64]:
-        """Return each record's negative log-likelihood."""
+        """Return each record's loss."""
         output = self._output(weights, self._x).double()
-        found: NDArray[np.float64] = nn.functional.nll_loss(output, self._y, reduction="none").numpy()
+        found: NDArray[np.float64] = self._net.task.loss(output, self._y).numpy()
         return found
 
-    def probabilities(self, weights: Vector) -> Vector:
-        """Return each class' probability for every record."""
-        found: Vector = self._output(weights, self._x).exp().numpy()
+    def predictions(self, weights: Vector) -> Vector:
+        """Return what the task tells of every record: probabilities of classes or labels, or numbers."""
+        found: Vector = self._net.task.predictions(self._output(weights, self._x)).numpy()
         return found
 
     @torch.no_grad()

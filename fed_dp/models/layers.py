@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed_dp.models.encoders import both_signs
+from fed_dp.models.encoders import Encoded, both_signs
 
 
 class ChannelsLast(nn.Module):
@@ -62,9 +62,30 @@ class OnFrozen(nn.Module):
         return torch.cat([self.frozen(part) for part in torch.split(x, 500)])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities."""
+        """Return what the trained part does."""
         found: Tensor = self.trained(self.frozen(x))
         return found
+
+
+class TwoClasses(nn.Module):
+    """The log-probabilities of two classes, from one logit of the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return both."""
+        return torch.cat([functional.logsigmoid(-x), functional.logsigmoid(x)], 1)
+
+
+def without_log_softmax(network: nn.Module) -> nn.Module | None:
+    """Return a network without the log-softmax that it ends in; None where it does not end so."""
+    if isinstance(network, OnFrozen):
+        trained = without_log_softmax(network.trained)
+        return None if trained is None else OnFrozen(network.frozen, trained)
+    if isinstance(network, Encoded):
+        network.log_probabilities = False
+        return network
+    if isinstance(network, nn.Sequential) and isinstance(network[-1], nn.LogSoftmax):
+        return network[:-1]
+    return None
 
 
 class Shrunk(nn.Module):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fed_dp import plugins
 from fed_dp.errors import ModelError
 from fed_dp.options import Section
+from fed_dp.tasks import Classification, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,7 +36,7 @@ Capability = Literal[
 class Network(Section):
     """Options of a network; subclasses add theirs. Sizes that are not given are the network's own."""
 
-    name: str
+    name: str = ""
     offers: ClassVar[Capability] = "gradients"
     of_behaviour: ClassVar[bool] = False  # whether it needs records of behaviour, with past and friends
     fitted: ClassVar[bool] = False  # whether an encoder of it is fitted to public records
@@ -47,13 +48,29 @@ class Network(Section):
         return 1
 
     @property
-    def options(self) -> dict[str, Any]:
-        """The sizes that are given."""
-        return self.model_dump(exclude={"name"}, exclude_none=True)
+    def sizes(self) -> dict[str, int]:
+        """The whole numbers that are given: a site's own file limits them."""
+        given = self.model_dump(exclude={"name"}, exclude_none=True)
+        return {key: value for key, value in given.items() if type(value) is int}
 
     @abstractmethod
     def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
         """Build it for inputs of `shape`; `decided` is what a trainer decides of it."""
+
+    def without_log_probabilities(self, network: nn.Module) -> nn.Module:
+        """Return the network with its last layer's own outputs, for tasks that take no classes."""
+        from fed_dp.models.layers import without_log_softmax
+
+        if (found := without_log_softmax(network)) is None:
+            raise ModelError(
+                f"model.name = {self.name!r} ends in probabilities of classes: expected with task.name = "
+                "'classification' or 'binary'"
+            )
+        return found
+
+    def own_module(self, network: nn.Module) -> nn.Module:
+        """Return, of a network that it built, the part that users know as theirs."""
+        return network
 
     def image(self, shape: Shape, *, at_least: int) -> tuple[int, int, int]:
         """Return the shape, which must be of images with sides of at least so many pixels."""
@@ -74,12 +91,16 @@ class Network(Section):
 
 @dataclass(frozen=True, slots=True)
 class NetworkSpec:
-    """All that a network is built from: its options, the inputs, the classes, what a trainer decides."""
+    """All that a network is built from: options, inputs, outputs, what a trainer decides of it; and its task.
+
+    `classes` is the number of outputs: of classes, labels or numbers, as the task has it.
+    """
 
     model: Network
     shape: Shape
     classes: int
     decided: Mapping[str, Any] = field(default_factory=dict)
+    task: Task = field(default_factory=Classification)
 
     @classmethod
     def named(
@@ -94,8 +115,10 @@ class NetworkSpec:
         return self.model.name
 
     def build(self) -> nn.Module:
-        """Build the network."""
-        return self.model.build(self.shape, self.classes, **self.decided)
+        """Build the network, with the outputs that its task takes."""
+        self.task.check_outputs(self.classes)
+        network = self.model.build(self.shape, self.classes, **self.decided)
+        return network if self.task.log_probabilities else self.model.without_log_probabilities(network)
 
 
 def size_of(shape: Shape) -> int:

@@ -31,7 +31,9 @@ class Chain:
 
     @classmethod
     def of(cls, net: FlatNetwork) -> Chain | None:
-        """Return a network's chain, if that is all its trained part is."""
+        """Return a network's chain, if that is all its trained part is, and its loss is the usual one."""
+        if not net.task.is_cross_entropy:
+            return None
         parts = list(net.trained) if isinstance(net.trained, nn.Sequential) else []
         if parts and isinstance(parts[0], nn.Flatten):
             parts = parts[1:]

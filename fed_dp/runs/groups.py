@@ -9,10 +9,10 @@ import numpy as np
 from scipy.stats import t as student
 
 from fed_dp.experiment import group_of
+from fed_dp.runs.scores import final, metrics_of, scores_of
 
 T = TypeVar("T")
 Summary = Mapping[str, Any]
-SCORES = ("accuracy", "auc")
 
 
 def grouped(results: Mapping[str, Summary]) -> dict[str, list[Summary]]:
@@ -37,16 +37,16 @@ def spread_of(runs: Sequence[Summary]) -> dict[str, Any]:
     Repetitions on folds of the same records are not independent; their interval is a little too narrow.
     """
     found: dict[str, Any] = {"runs": len(runs)}
-    for score in SCORES:
-        if all(score in run for run in runs):
-            values = np.array([run[score]["final"] for run in runs])
+    for metric in metrics_of(runs[0]):
+        if all(metric.name in scores_of(run) for run in runs):
+            values = np.array([final(run, metric) for run in runs])
             mean = float(values.mean())
             deviation = float(values.std(ddof=1)) if len(values) > 1 else None
             interval = None
             if deviation is not None:
                 half = float(student.ppf(0.975, len(values) - 1)) * deviation / len(values) ** 0.5
                 interval = [mean - half, mean + half]
-            found[score] = {
+            found[metric.name] = {
                 "mean": mean,
                 "deviation": deviation,
                 "interval": interval,

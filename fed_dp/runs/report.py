@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from fed_dp.runs.chart import Chart, Point, Series, to_html
 from fed_dp.runs.folder import Line, write_atomically
 from fed_dp.runs.groups import Summary, firsts, grouped, spread_of
 from fed_dp.runs.page import page
+from fed_dp.runs.scores import common, final, leading, scores_of, text
+from fed_dp.tasks import Metric
 
 FEW_OWNERS = 12
-SCORE_WORDS = {"accuracy": "accuracy", "auc": "AUC"}
 
 
 def cost_text(summary: Summary) -> str:
@@ -64,7 +65,8 @@ def write_report(
     groups = grouped(results)
     repeated = "" if groups.keys() == results.keys() else _repeated(groups)
     lines, results = firsts(lines), firsts(results)
-    rows = "\n".join(_row(variant, summary) for variant, summary in results.items())
+    metric = common(results.values())[0]
+    rows = "\n".join(_row(variant, summary, metric) for variant, summary in results.items())
     statements = "\n".join(
         f"<h3>{html.escape(variant)}</h3>{_statement(summary)}"
         for variant, summary in results.items()
@@ -85,14 +87,14 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 <ul>{notes}</ul>
 {repeated}
 <div class="scroll"><table><tr><th>run</th><th>trainer, strategy</th><th>clients</th><th>rounds</th>
-<th>accuracy</th>
+<th>{html.escape(metric.label)}</th>
 <th>best</th><th>privacy, whole run</th><th>MB up / down</th><th>seconds</th></tr>
 {rows}
 </table></div>
 <ul>{traffic}</ul>
 {_by_owner(results)}
-{_curves(lines)}
-{_by_epsilon(results)}
+{_curves(lines, metric)}
+{_by_epsilon(results, metric)}
 {_epsilon_by_round(results)}
 <h2>What privacy it cost</h2>
 {statements or "<p>No run was private.</p>"}
@@ -103,10 +105,10 @@ model {html.escape(first["model"]["name"])} with {first["model"]["parameters"]:,
 
 def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
     """Return what repetitions came to: a table and box plots."""
-    score = "auc" if all("auc" in run for runs in groups.values() for run in runs) else "accuracy"
+    metric = leading([run for runs in groups.values() for run in runs])
     rows = []
     for group, runs in groups.items():
-        told = spread_of(runs)[score]
+        told = spread_of(runs)[metric.name]
         low, high = told["interval"] or (None, None)
         numbers = (told["mean"], told["deviation"], low, high, told["least"], told["most"])
         cells = "".join(
@@ -115,12 +117,12 @@ def _repeated(groups: Mapping[str, Sequence[Summary]]) -> str:
         rows.append(f'<tr><td>{html.escape(group)}</td><td class="number">{len(runs)}</td>{cells}</tr>')
     with _figure() as (figure, drawn):
         axes = figure.subplots()
-        values = [[run[score]["final"] for run in runs] for runs in groups.values()]
+        values = [[final(run, metric) for run in runs] for runs in groups.values()]
         axes.boxplot(values, tick_labels=list(groups))
         axes.tick_params(axis="x", rotation=30 if len(groups) < 9 else 75, labelsize=8)
-        axes.set(ylabel=f"test {SCORE_WORDS[score]}")
+        axes.set(ylabel=f"test {metric.label}")
         axes.grid(alpha=0.3, axis="y")
-    return f"""<h2>Over repetitions: {SCORE_WORDS[score]}</h2>
+    return f"""<h2>Over repetitions: {html.escape(metric.label)}</h2>
 <table><tr><th>run</th><th>repetitions</th><th>mean</th><th>deviation</th><th>95 % of the mean, from</th>
 <th>to</th><th>least</th><th>most</th></tr>{"".join(rows)}</table>
 <p>All other tables and figures show every run by its first repetition.</p>
@@ -132,16 +134,17 @@ def _by_owner(results: Mapping[str, Summary]) -> str:
     told = {variant: found for variant, s in results.items() if (found := few_owners(s))}
     if not told:
         return ""
+    metrics = owner_metrics(results.values())
     owners = list(dict.fromkeys(owner for found in told.values() for owner in found))
     heads = "".join(f"<th>{html.escape(owner)}</th>" for owner in owners)
     rows = []
     for variant, found in told.items():
         cells = "".join(
-            f'<td class="number">{owner_score(found[owner])}</td>' if owner in found else "<td></td>"
+            f'<td class="number">{text(found[owner], metrics)}</td>' if owner in found else "<td></td>"
             for owner in owners
         )
         rows.append(f"<tr><td>{html.escape(variant)}</td>{cells}</tr>")
-    title = "<h2>On each client's own test records: AUC (accuracy)</h2>"
+    title = f"<h2>On each client's own test records: {html.escape(metric_words(metrics))}</h2>"
     return f"{title}<table><tr><th>run</th>{heads}</tr>{''.join(rows)}</table>"
 
 
@@ -151,21 +154,27 @@ def few_owners(summary: Summary) -> Mapping[str, Mapping[str, float]]:
     return owners if len(owners) <= FEW_OWNERS else {}
 
 
-def owner_score(scores: Mapping[str, float]) -> str:
-    """Return AUC and accuracy in a few characters."""
-    accuracy = f"{scores['accuracy']:.3f}"
-    return f"{scores['auc']:.3f} ({accuracy})" if "auc" in scores else f"({accuracy})"
+def owner_metrics(summaries: Iterable[Summary]) -> list[Metric]:
+    """Return the two metrics that each owner is told by: the leading one, and another in brackets."""
+    listed = list(summaries)
+    first = leading(listed)
+    return [first, *(metric for metric in common(listed) if metric != first)][:2]
 
 
-def _row(variant: str, summary: Summary) -> str:
-    accuracy, sent = summary["accuracy"], summary["bytes"]
+def metric_words(metrics: Sequence[Metric]) -> str:
+    """Return their names as `text` shows their values."""
+    return metrics[0].label + "".join(f" ({metric.label})" for metric in metrics[1:])
+
+
+def _row(variant: str, summary: Summary, metric: Metric) -> str:
+    score, sent = scores_of(summary)[metric.name], summary["bytes"]
     cells = [
         f"<td>{html.escape(variant)}</td>",
         f"<td>{html.escape(summary['trainer'])}, {html.escape(summary['strategy'])}</td>",
         f'<td class="number">{summary["clients"]}</td>',
         f'<td class="number">{summary["rounds"]}</td>',
-        f'<td class="number">{accuracy["final"]:.4f}</td>',
-        f'<td class="number">{accuracy["best"]:.4f}</td>',
+        f'<td class="number">{score["final"]:.4f}</td>',
+        f'<td class="number">{score["best"]:.4f}</td>',
         f"<td>{html.escape(cost_text(summary))}</td>",
         f'<td class="number">{sent["uploaded"] / 1e6:.2f} / {sent["downloaded"] / 1e6:.2f}</td>',
         f'<td class="number">{summary["seconds"]["total"]:.1f}</td>',
@@ -193,8 +202,8 @@ def _statement(summary: Summary) -> str:
     return f"<table>{rows}</table>"
 
 
-def _by_epsilon(results: Mapping[str, Summary]) -> str:
-    """Return accuracy by ε, where several runs differ in it: per parameter as papers print it, and in all."""
+def _by_epsilon(results: Mapping[str, Summary], metric: Metric) -> str:
+    """Return scores by ε, where several runs differ in it: per parameter as papers print it, and in all."""
     groups: dict[str, list[Summary]] = {}
     for summary in results.values():
         if summary["privacy"] is not None:
@@ -204,17 +213,25 @@ def _by_epsilon(results: Mapping[str, Summary]) -> str:
     printed = any(s["privacy"]["epsilon_per_parameter"] for group in groups.values() for s in group)
     keys = {"epsilon_per_parameter": "ε/c: of one parameter in one round"} if printed else {}
     keys["epsilon_total"] = "ε: of the whole run"
-    return "".join(_against(key, label, groups) for key, label in keys.items())
+    return "".join(_against(key, label, groups, metric) for key, label in keys.items())
 
 
-def _against(key: str, label: str, groups: Mapping[str, Sequence[Summary]]) -> str:
+def _against(key: str, label: str, groups: Mapping[str, Sequence[Summary]], metric: Metric) -> str:
     series = []
     for name, group in groups.items():
-        known = sorted((s["privacy"][key], s["accuracy"]["final"]) for s in group if s["privacy"][key])
+        known = sorted((s["privacy"][key], final(s, metric)) for s in group if s["privacy"][key])
         series.append(Series(name, tuple(Point(x, y) for x, y in known)))
-    title = f"Test accuracy by ε{'' if key == 'epsilon_total' else ' of one parameter'}"
+    title = f"Test {metric.label} by ε{'' if key == 'epsilon_total' else ' of one parameter'}"
     return to_html(
-        Chart(key.replace("_", "-"), title, label, "test accuracy", tuple(series), log_x=True, from_zero=True)
+        Chart(
+            key.replace("_", "-"),
+            title,
+            label,
+            f"test {metric.label}",
+            tuple(series),
+            log_x=True,
+            from_zero=True,
+        )
     )
 
 
@@ -234,16 +251,16 @@ def _epsilon_by_round(results: Mapping[str, Summary]) -> str:
     return to_html(chart)
 
 
-def _curves(lines: Mapping[str, Sequence[Line]]) -> str:
+def _curves(lines: Mapping[str, Sequence[Line]], metric: Metric) -> str:
     series = tuple(
         Series(
             variant,
-            tuple(Point(line["round"], line["accuracy"]) for line in rounds if "accuracy" in line),
+            tuple(Point(line["round"], line[metric.name]) for line in rounds if metric.name in line),
         )
         for variant, rounds in lines.items()
     )
-    title = "Test accuracy by round"
-    return to_html(Chart("accuracy-by-round", title, "round", "test accuracy", series, from_zero=True))
+    title, label = f"Test {metric.label} by round", f"test {metric.label}"
+    return to_html(Chart("accuracy-by-round", title, "round", label, series, from_zero=metric.within_one))
 
 
 @contextmanager

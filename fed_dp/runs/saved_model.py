@@ -7,14 +7,19 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fed_dp.data.dataset import Floats, Integers
+from fed_dp.data.dataset import Floats
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
 from fed_dp.experiment.schema import Experiment
 from fed_dp.experiment.source import build
 from fed_dp.models import Evaluator, FlatNetwork, Vector
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NAME = "model.npz"
 
@@ -49,6 +54,7 @@ class SavedModel:
         try:
             with path.open("rb") as handle, np.load(handle, allow_pickle=False) as archive:
                 about, weights = json.loads(str(archive["about"])), archive["weights"].astype(np.float32)
+            about["experiment"].get("model", {}).pop("code", None)  # weights of the right shape will do
             experiment = build(about["experiment"], where=str(path))
             shape, classes = tuple(int(n) for n in about["shape"]), int(about["classes"])
             wanted = FlatNetwork(experiment.network(shape, classes)).size
@@ -60,15 +66,24 @@ class SavedModel:
         except (ValueError, KeyError, TypeError, OSError, zipfile.BadZipFile, EOFError) as error:
             raise DataCorrupt(f"{path} is not a saved model: {error}") from None
 
-    def probabilities(self, x: Floats) -> Floats:
-        """Return each class' probability for every record, as inputs of the network."""
-        return self._evaluator(x, np.zeros(np.shape(x)[:1], np.int64)).probabilities(self.weights)
+    def predict(self, x: Floats) -> Floats:
+        """Return what the task tells of every record: probabilities of classes or labels, or numbers.
 
-    def scores(self, x: Floats, y: Integers) -> dict[str, float]:
-        """Return accuracy, loss and, for two classes, AUC."""
+        `x` are inputs of the network.
+        """
+        return self._evaluator(x, np.zeros(np.shape(x)[:1], np.int64)).predictions(self.weights)
+
+    def scores(self, x: Floats, y: NDArray[Any]) -> dict[str, float]:
+        """Return the task's scores."""
         return self._evaluator(x, y).scores(self.weights)
 
-    def _evaluator(self, x: Floats, y: Integers) -> Evaluator:
+    def module(self) -> nn.Module:
+        """Return the network with its weights; of a network of the user's own, the module that it gave."""
+        net = FlatNetwork(self.experiment.network(self.shape, self.classes))
+        net.load(self.weights)
+        return self.experiment.model.own_module(net.network.eval())
+
+    def _evaluator(self, x: Floats, y: NDArray[Any]) -> Evaluator:
         if x.shape[1:] != self.shape or not x.shape:
             raise ConfigError(f"inputs of shape {x.shape[1:]}: the model takes {self.shape}")
         if not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():

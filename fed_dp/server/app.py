@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -15,8 +15,10 @@ from fed_dp.errors import ResumeError
 from fed_dp.experiment import Experiment, from_run_config
 from fed_dp.experiment.plan import warning_of
 from fed_dp.runs.folder import Line, RunFolder, new_path
+from fed_dp.runs.scores import EARLIER
 from fed_dp.server.observers import Observer, Silent
 from fed_dp.server.rounds import run_rounds
+from fed_dp.tasks import Metric
 
 RUN_FOLDER = "run-folder"  # the key of the run config that names the folder
 
@@ -36,10 +38,11 @@ class PlainLines(Silent):
         if words := warning_of(experiment):
             self._say(words)
         self._rounds, self._budget = experiment.rounds, experiment.privacy.budget_epsilon
+        self._metrics = experiment.task.metrics
 
     def round_done(self, line: Line) -> None:
         """Say how the round went."""
-        self._say(round_text(line, rounds=self._rounds, budget=self._budget))
+        self._say(round_text(line, rounds=self._rounds, budget=self._budget, metrics=self._metrics))
 
     def _say(self, text: str) -> None:
         print(text, file=self._out, flush=True)
@@ -52,12 +55,18 @@ def spent_text(cost: Mapping[str, float], budget: float | None) -> str:
     return f"ε {told} of {budget:,.10g}"
 
 
-def round_text(line: Line, *, rounds: int, budget: float | None) -> str:
+def score_text(line: Line, metrics: Sequence[Metric]) -> str:
+    """Return the first score of a round; empty where it was not scored."""
+    metric = next((metric for metric in metrics if metric.name in line), None)
+    return "" if metric is None else f"{metric.label} {line[metric.name]:.4f}"
+
+
+def round_text(line: Line, *, rounds: int, budget: float | None, metrics: Sequence[Metric] = EARLIER) -> str:
     """Return one round's line for people."""
     clients, sent = line["clients"], line["bytes"]
     parts = [f"round {line['round']}/{rounds}"]
-    if "accuracy" in line:
-        parts.append(f"accuracy {line['accuracy']:.4f}")
+    if score := score_text(line, metrics):
+        parts.append(score)
     if line["epsilon"]:
         parts.append(spent_text(line["epsilon"], budget))
     elif budget is None:

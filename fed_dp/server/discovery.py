@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fed_dp.errors import RunError
 from fed_dp.server.replies import collected
 from fed_dp.sharing import message as names
+from fed_dp.strategies.failures import failure_of
 from fed_dp.strategies.sites import Site
 
 POLL = 0.2  # seconds
@@ -51,7 +52,7 @@ def discover(
     problems: list[str] = []
     for reply in _asked(grid, requests, deadline - time.monotonic(), real=keys is not None):
         if reply.has_error():
-            problems.append(reply.error.reason or f"error code {reply.error.code}")
+            problems.append(failure_of(reply.error).reason)
             continue
         answer = reply.content.metric_records.get(names.METRICS, MetricRecord())
         client, records = answer.get(names.PARTITION), answer.get(names.RECORDS)

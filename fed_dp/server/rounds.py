@@ -84,7 +84,9 @@ def run_rounds(
     summary = run_summary(experiment, federation, strategy, lines, events)
     summary["data"]["sha256"] = fingerprint
     summary["by_owner"] = (
-        scores_of_sites(grid, strategy) if real else _by_owner(experiment, federation, strategy, evaluator)
+        scores_of_sites(grid, strategy, experiment.task.metrics)
+        if real
+        else _by_owner(experiment, federation, strategy, evaluator)
     )
     if experiment.strategy.one_model:
         folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())

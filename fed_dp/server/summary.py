@@ -17,9 +17,11 @@ from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation
 from fed_dp.experiment.plan import budget_of
 from fed_dp.runs.folder import Line
+from fed_dp.runs.scores import scored
 from fed_dp.strategies.failures import NO_REPLY, REFUSALS
 from fed_dp.strategies.site_strategy import RoundStats, SiteStrategy
 from fed_dp.strategies.sites import Site
+from fed_dp.tasks import metric_tables
 
 EventsByClient = Mapping[int, Sequence[Event]]
 BYTES = ("uploaded", "downloaded", "bound_uploaded", "bound_downloaded")
@@ -78,13 +80,21 @@ def run_summary(
     events: EventsByClient,
 ) -> dict[str, Any]:
     """Return what summary.json says of a finished run."""
-    scored = [line for line in lines if "accuracy" in line]
+    rounds = scored(lines, experiment.task.metrics)
+    metrics = [metric for metric in experiment.task.metrics if metric.name in rounds[-1]]
+    scores = {
+        metric.name: {
+            "final": rounds[-1][metric.name],
+            "best": metric.best([line[metric.name] for line in rounds if metric.name in line]),
+        }
+        for metric in metrics
+    }
     asked = sum(line["clients"]["asked"] for line in lines)
     uploads = sum(line["clients"]["uploaded"] for line in lines)
     seconds = sum(line["seconds"] for line in lines)
     came_late = sum(line["late"] for line in lines)
     cost = _statement(experiment, federation, strategy.sites, lines, events)
-    summary: dict[str, Any] = {
+    return {
         "experiment": experiment.name,
         "digest": experiment.digest,
         "data": _about_data(experiment, federation, strategy.sites),
@@ -94,10 +104,12 @@ def run_summary(
         "mechanism": _mechanism(experiment),
         "clients": experiment.nodes,
         "rounds": experiment.rounds,
-        "accuracy": {
-            "final": scored[-1]["accuracy"],
-            "best": max(line["accuracy"] for line in scored),
-        },
+        "task": experiment.task.name,
+        "metrics": metric_tables(metrics),
+        "scores": scores,
+        **{
+            key: scores[key] for key in ("accuracy", "auc") if key in scores
+        },  # as earlier versions wrote them
         "seconds": {"total": seconds, "per_client_round": seconds / uploads},
         "bytes": {
             **{key: sum(line["bytes"][key] for line in lines) for key in BYTES},
@@ -113,9 +125,6 @@ def run_summary(
         "epsilon_by_round": [line["epsilon"]["max"] for line in lines if line["epsilon"]],
         "versions": versions(),
     }
-    if "auc" in scored[-1]:
-        summary["auc"] = {"final": scored[-1]["auc"], "best": max(line["auc"] for line in scored)}
-    return summary
 
 
 def _about_data(experiment: Experiment, federation: Federation, sites: Sequence[Site]) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Progress of a run in a terminal: round, accuracy, ε spent of budget, bytes, time left."""
+"""Progress of a run in a terminal: round, score, ε spent of budget, bytes, time left."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -10,8 +11,9 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.plan import warning_of
 from fed_dp.runs.folder import Line
-from fed_dp.server.app import spent_text
+from fed_dp.server.app import score_text, spent_text
 from fed_dp.server.observers import Silent
+from fed_dp.tasks import Metric
 
 
 class ProgressBar(Silent):
@@ -29,12 +31,13 @@ class ProgressBar(Silent):
         )
         self._task: TaskID | None = None
         self._budget: float | None = None
-        self._accuracy = ""
+        self._score = ""
+        self._metrics: Sequence[Metric] = ()
         self._bytes = [0, 0]
 
     def started(self, experiment: Experiment, folder: Path, done: int) -> None:
         """Show the bar."""
-        self._budget = experiment.privacy.budget_epsilon
+        self._budget, self._metrics = experiment.privacy.budget_epsilon, experiment.task.metrics
         if words := warning_of(experiment):
             self._console.print(words, style="bold", markup=False, soft_wrap=True)
         self._bar.start()
@@ -45,16 +48,13 @@ class ProgressBar(Silent):
         assert self._task is not None
         for client, why in list(line["failures"].items())[:3]:
             self._console.print(f"  round {line['round']}: client {client} failed: {why}", markup=False)
-        if "accuracy" in line:
-            self._accuracy = f"accuracy {line['accuracy']:.4f}"
+        self._score = score_text(line, self._metrics) or self._score
         cost = line["epsilon"]
         spent = spent_text(cost, self._budget) if cost else "no privacy"
         self._bytes[0] += line["bytes"]["uploaded"]
         self._bytes[1] += line["bytes"]["downloaded"]
         traffic = f"↑ {self._bytes[0] / 1e6:.1f} ↓ {self._bytes[1] / 1e6:.1f} MB"
-        self._bar.update(
-            self._task, completed=line["round"], status=f"{self._accuracy} · {spent} · {traffic}"
-        )
+        self._bar.update(self._task, completed=line["round"], status=f"{self._score} · {spent} · {traffic}")
         if line["round"] == self._bar.tasks[0].total:
             self.stop()  # the next variant has a bar of its own
 

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ import ray
 from flwr.app import ArrayRecord, Context, Error, Message
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayError
 
+from fed_dp import plugins
 from fed_dp.data import DataSet
 from fed_dp.data.options import Data
 from fed_dp.errors import ResourceError, RunError
@@ -101,7 +102,8 @@ ClientBatch = list[_Parcel]
 class Worker:
     """The actor: it runs the project's ClientApp on batches of messages."""
 
-    def __init__(self, section: Data, dataset: DataSet) -> None:
+    def __init__(self, section: Data, dataset: DataSet, objects: Mapping[str, plugins.Shared]) -> None:
+        plugins.adopt(objects)
         from fed_dp.clients.app import app
         from fed_dp.experiment.federation import adopt
 
@@ -147,7 +149,8 @@ class Pool:
 
     def start(self) -> Any:
         """Start one actor."""
-        return ray.remote(Worker).options(**self._options).remote(self._section, self._dataset)
+        worker = ray.remote(Worker).options(**self._options)
+        return worker.remote(self._section, self._dataset, plugins.shared())
 
     def replace(self, dead: Any) -> Any | None:
         """Start another in a dead actor's place, if there is room for it: a machine may be gone."""

@@ -215,17 +215,17 @@ def test_a_saved_model_predicts_what_the_run_scored(tmp_path: Path) -> None:
     data = make_federation(given).dataset
     x, y = data.inputs(data.test), data.test.y
     assert model.scores(x, y)["accuracy"] == summary["accuracy"]["final"]
-    found = model.probabilities(x)
+    found = model.predict(x)
     assert found.shape == (len(y), 10)
     assert found.sum(1) == pytest.approx(np.ones(len(y)), abs=1e-5)
     assert (found.argmax(1) == y).mean() == pytest.approx(summary["accuracy"]["final"])
     with pytest.raises(ConfigError, match=r"inputs of shape \(3,\): the model takes \(1, 8, 8\)"):
-        model.probabilities(np.zeros((2, 3), np.float32))
+        model.predict(np.zeros((2, 3), np.float32))
     for wrong in (np.full((1, 1, 8, 8), np.nan, np.float32), np.full((1, 1, 8, 8), "a")):
         with pytest.raises(ConfigError, match="inputs must be finite numbers"):
-            model.probabilities(wrong)  # type: ignore[arg-type]
+            model.predict(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="the model takes"):
-        model.probabilities(np.float32(3))  # type: ignore[arg-type]
+        model.predict(np.float32(3))  # type: ignore[arg-type]
     archive = dict(np.load(path / "model.npz"))
     for weights in (model.weights[:5], np.array(["x"] * 3)):
         np.savez(path / "model.npz", **{**archive, "weights": weights})  # type: ignore[arg-type]

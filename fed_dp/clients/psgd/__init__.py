@@ -61,6 +61,8 @@ class Psgd(TrainerOptions):
 
     guarantees = (PUBLIC, DECLARED)
     divides_by_records = True
+    takes_loss = True
+    takes_targets = ("class", "labels", "numbers")
 
     @property
     def private(self) -> bool:

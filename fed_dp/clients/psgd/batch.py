@@ -41,7 +41,7 @@ def train_batch(
     count = len(requests)
     nets = Perceptrons(chain, [request.weights for request in requests], net.device)
     x = [net.inputs(request.data.x) for request in requests]
-    y = [torch.from_numpy(request.data.y).to(net.device) for request in requests]
+    y = [net.targets(request.data.y) for request in requests]
     batches = Batches(x, y, 1)
     samples = [iter(sampler(config, request.data)) for request in requests]
     sources = [noise_source(net, request.data) for request in requests]

@@ -141,8 +141,8 @@ class PsgdTrainer:
             generator=noise_source(net, data),
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
-        loss = DPLossFastGradientClipping(module, optimizer, nn.NLLLoss(), "mean") if ghost else nn.NLLLoss()
-        x, y = net.inputs(data.x), torch.from_numpy(data.y).to(net.device)
+        loss = DPLossFastGradientClipping(module, optimizer, net.loss, "mean") if ghost else net.loss
+        x, y = net.inputs(data.x), net.targets(data.y)
         each = per_record_gradients(net) if self._gradients == "vmap" else None
         for rows in sampler(config, data):
             optimizer.zero_grad()
@@ -171,7 +171,7 @@ class PsgdTrainer:
             noise=noise,
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
-        loss, labels = nn.NLLLoss(), torch.from_numpy(data.y).to(net.device)
+        loss, labels = net.loss, net.targets(data.y)
         for _ in range(config.steps_per_round):
             optimizer.zero_grad()
             for row in drawn(records, rate):  # one at a time, see ExactOptimizer

@@ -28,6 +28,9 @@ class Sgd(TrainerOptions):
     local_epochs: Count = 1
     update_fraction: Fraction = 1.0  # selective SGD: each step changes only this share, the largest
 
+    takes_loss = True
+    takes_targets = ("class", "labels", "numbers")
+
     def trained_alone(self, experiment: Experiment) -> str:
         """Refuse batches of clients where steps are selective."""
         if self.update_fraction < 1:

@@ -42,7 +42,7 @@ class _Batch:
         self._config, self._tasks, self._steps = config, requests, steps
         self._nets = client_batch_of(net, [request.weights for request in requests])
         x = [net.inputs(request.data.x) for request in requests]
-        y = [torch.from_numpy(request.data.y).to(net.device) for request in requests]
+        y = [net.targets(request.data.y) for request in requests]
         self._batches = Batches(x, y, config.batch_size)
         self._taken = [int(request.state.get("steps", [0])[0]) for request in requests]
         self._losses = torch.zeros(len(requests), device=net.device)

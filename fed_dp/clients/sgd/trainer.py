@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from fed_dp.clients.sgd import Sgd
 from fed_dp.clients.sgd.batch import batch_rows, train_batch
@@ -42,14 +41,14 @@ class SgdTrainer:
         net.load(weights)
         network = net.trained
         network.train()
-        x, y = net.inputs(data.x), torch.from_numpy(data.y).to(net.device)
+        x, y = net.inputs(data.x), net.targets(data.y)
         taken = int(state.get("steps", [0])[0])
         losses: list[Tensor] = []
         velocity: list[Tensor] = []
         for rows in batch_rows(config, data):
             batch = rows.to(net.device)
             labels = y.index_select(0, batch)
-            loss = functional.nll_loss(network(x.index_select(0, batch)), labels)
+            loss = net.loss(network(x.index_select(0, batch)), labels)
             self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
             losses.append(loss.detach() * len(labels))
             taken += 1

@@ -140,14 +140,15 @@ class Dssgd(StrategyOptions):
                     f"strategy.{key} has {len(given)} numbers: expected one number, or one for each of "
                     f"{clients.count} clients"
                 )
-        self._check_selection()
+        self.check_options()
         if self.free_running and clients.fraction != 1:
             raise ValueError(
                 f"clients.fraction = {clients.fraction:g}: strategy.exchange = 'free_running' asks every "
                 "client as soon as it is free; allowed: 1.0"
             )
 
-    def _check_selection(self) -> None:
+    def check_options(self) -> None:
+        """Refuse options that do not go together."""
         for key, owners, value in (
             ("threshold", ("random_with_threshold", "sparse_vector"), self.selection),
             ("clip", ("random_mask",), self.selection),
