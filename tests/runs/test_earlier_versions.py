@@ -33,8 +33,10 @@ def test_an_unfinished_run_ends_where_a_new_one_does(earlier: Path, tmp_path: Pa
     assert to_resume(earlier, {given.name: given}) == earlier / "unfinished"
     path, summary = simulate(given, observer=Silent(), engine="in-process", folder=earlier / "unfinished")
     new, expected = simulate(given, observer=Silent(), engine="in-process", folder=tmp_path / "new")
-    assert np.array_equal(weights(path), weights(new))
-    for key in ("accuracy", "privacy", "failures", "late"):
+    # The first rounds were trained on another processor, whose products round differently.
+    np.testing.assert_allclose(weights(path), weights(new), rtol=1e-4, atol=1e-6)
+    assert summary["accuracy"]["final"] == pytest.approx(expected["accuracy"]["final"], abs=0.01)
+    for key in ("privacy", "failures", "late"):
         assert summary[key] == expected[key]
     charges = [
         [Ledger(each / LEDGERS, site).read()[0].number for site in Ledger(each / LEDGERS).sites()]
