@@ -22,6 +22,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fed_dp.lazy import exports
+from fed_dp.version import __version__
 
 if TYPE_CHECKING:
     from fed_dp.accounting import Budget, Guarantee, Statement
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from fed_dp.strategies.statistics import Statistics
     from fed_dp.tasks import Binary, Classification, Metric, MultiLabel, Regression, Task
 
-__version__ = "0.1.0"
 __all__ = [
     "Adlm",
     "Averaging",

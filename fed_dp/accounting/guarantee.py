@@ -83,19 +83,26 @@ NONE = Guarantee(
     "add/remove one",
     "released without noise, as the site's own file allows: no ε bounds what it tells",
 )
+BY_AUTHOR = Guarantee(
+    "by_author",
+    "claimed",
+    "record",
+    "add/remove one",
+    "the app adds its own noise, and its author says how much: nothing here checks that",
+)
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proved")
 
 
 @lru_cache(maxsize=1)
 def guarantees() -> Mapping[str, Guarantee]:
-    """Return all guarantees by name: those that installed trainers and strategies declare, and NONE.
+    """Return all guarantees by name: what installed trainers and strategies declare, and the two above.
 
     Raises
     ------
     PrivacyError
         When two that differ have one name.
     """
-    found = {NONE.name: NONE}
+    found = {NONE.name: NONE, BY_AUTHOR.name: BY_AUTHOR}
     for kind in _KINDS:
         for name in plugins.names(kind):
             try:

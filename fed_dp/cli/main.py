@@ -12,12 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-import fed_dp
 from fed_dp.cli.compare import audit, compare, demo, interrupt
 from fed_dp.cli.data import data
 from fed_dp.cli.deploy import deploy
 from fed_dp.cli.ledger import ledger
 from fed_dp.errors import ConfigError, FedDpError, ResumeError
+from fed_dp.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ Settings = Annotated[
 
 def _version(wanted: bool) -> None:
     if wanted:
-        print(f"fed-dp {fed_dp.__version__}")
+        print(f"fed-dp {__version__}")
         raise typer.Exit
 
 

@@ -24,10 +24,10 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
-import fed_dp
 from fed_dp.deploy import authority
 from fed_dp.deploy.server_file import ServerHome
 from fed_dp.errors import DeployError
+from fed_dp.version import __version__
 
 PATIENCE = 2  # intervals without a heartbeat after which Flower takes a node for dead
 
@@ -118,7 +118,7 @@ def control(home: ServerHome) -> Iterator[Control]:
 def app_bundle(config: Mapping[str, Any]) -> bytes:
     """Return a Flower app that holds no code: server and sites run what they have installed."""
     about = {
-        "project": {"name": "fed-dp", "version": fed_dp.__version__, "license": {"text": "Apache-2.0"}},
+        "project": {"name": "fed-dp", "version": __version__, "license": {"text": "Apache-2.0"}},
         "tool": {
             "flwr": {
                 "app": {

@@ -13,7 +13,6 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-import fed_dp
 from fed_dp import plugins
 from fed_dp.data.options import Data
 from fed_dp.errors import ConfigError
@@ -22,7 +21,7 @@ from fed_dp.experiment.schema import DEFAULTS, Experiment
 Tables = dict[str, Any]
 Valid = TypeVar("Valid", bound=BaseModel)
 _NAMED = ("trainer", "strategy", "partition", "model")  # tables whose keys depend on their name
-SHIPPED = Path(fed_dp.__file__).parent / "simulations" / "experiments"
+SHIPPED = Path(__file__).parent.parent / "simulations" / "experiments"
 
 
 def shipped() -> dict[str, Path]:

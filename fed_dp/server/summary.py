@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import fed_dp
 from fed_dp.accounting import Event, Statement, spread, to_json
 from fed_dp.accounting.statement import statement
 from fed_dp.experiment import Experiment
@@ -22,6 +21,7 @@ from fed_dp.strategies.failures import NO_REPLY, REFUSALS
 from fed_dp.strategies.site_strategy import RoundStats, SiteStrategy
 from fed_dp.strategies.sites import Site
 from fed_dp.tasks import metric_tables
+from fed_dp.version import __version__
 
 EventsByClient = Mapping[int, Sequence[Event]]
 BYTES = ("uploaded", "downloaded", "bound_uploaded", "bound_downloaded")
@@ -30,7 +30,7 @@ BYTES = ("uploaded", "downloaded", "bound_uploaded", "bound_downloaded")
 def versions() -> dict[str, str]:
     """Return the versions that a result may depend on."""
     others = ("flwr", "torch", "opacus", "numpy", "scikit-learn", "dp-accounting")
-    return {"fed-dp": fed_dp.__version__} | {package: version(package) for package in others}
+    return {"fed-dp": __version__} | {package: version(package) for package in others}
 
 
 def spent_by_sites(experiment: Experiment, events: EventsByClient) -> dict[str, float] | None:

@@ -1,0 +1,3 @@
+"""The version of fed_dp."""
+
+__version__ = "0.1.0"
