@@ -107,6 +107,10 @@ class Task(Section):
         """Return targets as sums over records take them: classes as they are, others within the unit ball."""
         return targets
 
+    def target_scale(self, outputs: int) -> float:
+        """Return how much larger outputs are than such targets."""
+        return 1.0
+
 
 class Classification(Task):
     """One class of several, by cross-entropy; with `class_weights`, each record's loss times its class's."""
@@ -244,6 +248,10 @@ class MultiLabel(Task):
         found: NDArray[Any] = (2.0 * targets - 1.0) / np.sqrt(targets.shape[1])
         return found
 
+    def target_scale(self, outputs: int) -> float:
+        """Return 2√k: the logit of a probability p is about 2(2p − 1)."""
+        return 2 * float(np.sqrt(outputs))
+
 
 class Regression(Task):
     """Numbers. With `bounds` (public, and the same for all), targets are cut to them and scaled to ±1.
@@ -324,6 +332,10 @@ class Regression(Task):
         scaled = ((targets - middle) / half).clip(-1, 1)
         found: NDArray[Any] = scaled / np.sqrt(targets.shape[1])
         return found
+
+    def target_scale(self, outputs: int) -> float:
+        """Return √k: outputs lie within ±1."""
+        return float(np.sqrt(outputs))
 
 
 def _difference(outputs: Tensor) -> NDArray[Any]:

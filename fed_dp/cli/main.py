@@ -218,7 +218,7 @@ def predict(
         return
     names: Iterable[str] = map(str, range(model.classes))
     if isinstance(section, OwnFolder):
-        x, names = read_inputs(section.folder_options(), inputs), section.class_names
+        x, names = read_inputs(section.folder_options(), inputs), section.output_names
     elif inputs.suffix == ".npz":
         [x] = read_npz(inputs, ("X",))
     else:

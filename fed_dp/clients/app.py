@@ -290,7 +290,8 @@ def _released(pending: Pending, session: LedgerSession, plan: ReleasePlan) -> Pe
         if before is None and stage == last:
             event = plan.event(server_round=request.server_round, client=data.client)
             account = session.charge(event, request, ahead=1)
-            released = _release(trainer, pending.fit_request, stage, plan)
+            with kind_only() if pending.place.site is not None else nullcontext():
+                released = _release(trainer, pending.fit_request, stage, plan)
             before = TrainResponse(released, {}, {names.EVENTS: to_json([event])})
             session.keep(account, about, before)
         if before is not None:
@@ -302,18 +303,17 @@ def _release(trainer: Trainer, request: FitRequest, stage: int, plan: ReleasePla
     """Release a stage's statistic; a paper's trainer draws its own noise and looks at records again."""
     if not isinstance(trainer, StagedTrainer):
         return b""
-    with kind_only():
-        return trainer.release(request.weights, request.data, stage, _noise(plan, request.data)).tobytes()
+    return trainer.release(request.weights, request.data, stage, _noise(plan, request.data)).tobytes()
 
 
 def finish(pending: Pending, outcome: Fit | Exception) -> Message:
     """Select what is uploaded, with noise where that is private; keep it; return the reply.
 
-    What goes wrong in a private round, and at a real site, is told by its kind alone.
+    What goes wrong at a real site is told by its kind alone.
     """
     place, data, plan, session = pending.place, pending.fit_request.data, pending.plan, pending.session
     private = plan is not None
-    with kind_only() if private or place.site is not None else nullcontext():
+    with kind_only() if place.site is not None else nullcontext():
         fit = _fit_of(pending, outcome)
         upload = pending.exchange.upload(
             fit.change,

@@ -58,6 +58,7 @@ class Dpa(Functional):
 
     needs = "encoder"
     paper_needs = "auto-encoder"
+    takes_targets = ("class", "labels", "numbers")
     guarantees = (PUBLIC, DECLARED, CLAIMED, AS_PRINTED, AS_RELEASED)
     in_paper: ClassVar[dict[str, Guarantee]] = {
         "paper": CLAIMED,

@@ -40,6 +40,7 @@ class Pcdbn(Functional):
 
     needs = "filters"
     paper_needs = "energy"
+    takes_targets = ("class", "labels", "numbers")
     guarantees = (PUBLIC, DECLARED, CLAIMED)
     in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED}
     variants = tuple(in_paper)

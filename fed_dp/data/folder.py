@@ -7,8 +7,8 @@ records: bounds, classes and categories are public statements in the experiment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from fed_dp import seeds
 from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
 from fed_dp.data.formats import read_csv, read_idx, read_npz, read_table
-from fed_dp.data.tables import Columns, codes, mapped, numbers
+from fed_dp.data.tables import DATES, Columns, codes, mapped, numbers
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
+from fed_dp.tasks import MAX_TARGET, Targets
 
 TABLES = (".csv", ".parquet")
 BLOCK = 4096  # records that are scaled at once
@@ -32,18 +33,36 @@ class FolderOptions:
 
     path: Path
     bounds: Mapping[str, tuple[float, float]] | tuple[float, float]
-    classes: int | tuple[str, ...]
+    outputs: int | tuple[str, ...]  # the classes; or the columns of other targets, or how many there are
     label: str | None = None
     client: str | None = None
     categories: Mapping[str, tuple[str, ...]] | None = None
     gaps: bool = False
     test_fraction: float = 0.2
     lenient: bool = False  # nothing that stands in a record is an error; see Columns
+    targets: Targets = "class"
+    ignore: tuple[str, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many classes there are."""
-        return self.classes if isinstance(self.classes, int) else len(self.classes)
+        """How many classes, labels or numbers there are."""
+        return self.outputs if isinstance(self.outputs, int) else len(self.outputs)
+
+    @property
+    def target_columns(self) -> tuple[str, ...]:
+        """The columns of a table that are targets."""
+        if self.targets == "class":
+            return () if self.label is None else (self.label,)
+        return self.outputs if isinstance(self.outputs, tuple) else ()
+
+    @property
+    def no_inputs(self) -> tuple[str, ...]:
+        """The columns of a table that are no inputs."""
+        return (*self.target_columns, *self.ignore, *(() if self.client is None else (self.client,)))
+
+    def dataset(self, train: Records, test: Records, *, notes: tuple[str, ...] = ()) -> DataSet:
+        """Return the data set of these records."""
+        return DataSet("folder", train, test, self.count, *identity(), notes=notes, targets=self.targets)
 
 
 def read_folder(options: FolderOptions) -> DataSet:
@@ -55,7 +74,7 @@ def read_folder(options: FolderOptions) -> DataSet:
         train, test = _hold_out(train, options.test_fraction)
         share = f"{options.test_fraction:.0%}"
         notes = (f"no test file: {share} of the records held out at random; test records are not protected",)
-    return DataSet("folder", train, test, options.count, *identity(), notes=notes)
+    return options.dataset(train, test, notes=notes)
 
 
 def read_inputs(options: FolderOptions, path: Path) -> Floats:
@@ -67,7 +86,7 @@ def read_inputs(options: FolderOptions, path: Path) -> Floats:
                 "as an npz file with X, or state bounds column by column"
             )
         table = _read(path, options)
-        return _inputs(table.drop(columns=[options.label], errors="ignore"), options, path)
+        return _inputs(table.drop(columns=list(options.target_columns), errors="ignore"), options, path)
     [x] = read_npz(path, ("X",))
     return _scaled(x, options, path)
 
@@ -99,7 +118,8 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
         return _arrays(read_idx(images[0]), read_idx(labels[0]), options, images[0])
     if (path := folder / f"{prefix}.npz").is_file():
         x, y = read_npz(path, ("X", "y"))
-        return _arrays(x, y, options, path)
+        records = _arrays(x, y, options, path)
+        return replace(records, owner=_owner(path, len(records), options))
     for suffix in TABLES:
         if (path := folder / f"{prefix}{suffix}").is_file():
             return _table(_read(path, options), options, path)
@@ -110,16 +130,36 @@ def _read(path: Path, options: FolderOptions) -> pd.DataFrame:
     return read_csv(path, lenient=options.lenient) if path.suffix == ".csv" else read_table(path)
 
 
+def _owner(path: Path, count: int, options: FolderOptions) -> NDArray[np.str_] | None:
+    """Return whose each record is: the array that data.client names, or `owner`. A site's are all its own."""
+    with np.load(path, allow_pickle=False) as archive:  # which has just been read
+        there = archive.files
+    name = options.client or "owner"
+    if options.lenient or (options.client is None and name not in there):
+        return None
+    [owner] = read_npz(path, (name,))
+    if owner.shape != (count,):
+        raise DataCorrupt(
+            f"{path}: {name} has shape {owner.shape}, expected ({count},): whose each record is"
+        )
+    return owner.astype(np.str_)
+
+
 def _arrays(x: NDArray[Any], y: NDArray[Any], options: FolderOptions, path: Path) -> Records:
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or x.ndim < 2:
+    shape = (len(y),) if options.targets == "class" or options.count == 1 else (len(y), options.count)
+    if y.shape != shape or x.ndim < 2:
+        expected = "(N,)" if len(shape) == 1 else f"(N, {options.count})"
         raise DataCorrupt(
-            f"{path}: expected X of shape (N, …) and y of shape (N,), found {x.shape}, {y.shape}"
+            f"{path}: expected X of shape (N, …) and y of shape {expected}, found {x.shape}, {y.shape}"
         )
     if len(x) != len(y):
         raise DataCorrupt(f"{path}: {len(x)} inputs but {len(y)} labels")
-    return Records(_scaled(x, options, path), _labels(pd.Series(y), options, path))
+    if options.targets == "class":
+        return Records(_scaled(x, options, path), _labels(pd.Series(y), options, path))
+    columns = [pd.Series(column, name=f"y[{k}]") for k, column in enumerate(y.reshape(len(y), -1).T)]
+    return Records(_scaled(x, options, path), _rows(columns, options, path))
 
 
 def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
@@ -146,10 +186,13 @@ def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
 
 
 def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
-    for key, name in (("label", options.label), ("client", options.client)):
-        if name is None and key == "label":
-            raise ConfigError(f"data.label is missing: which column of {path.name} is the label?")
-        if name is not None and name not in table.columns:
+    key = "label" if options.targets == "class" else "outputs"
+    if not options.target_columns:
+        raise ConfigError(f"data.{key} is missing: which column of {path.name} is the label?")
+    named = [(key, name) for name in options.target_columns]
+    named += [("client", options.client)] if options.client is not None else []
+    for key, name in named:
+        if name not in table.columns:
             raise ConfigError(
                 f"data.{key} = {name!r}: {path.name} has no such column; found: "
                 f"{', '.join(map(str, table.columns))}"
@@ -158,29 +201,35 @@ def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
     if options.client is not None and not options.lenient:
         owner = _owners(table[options.client], path)
     x = _inputs(table, options, path)
-    return Records(x, _labels(table[options.label], options, path), owner)
+    if options.targets == "class":
+        return Records(x, _labels(table[options.target_columns[0]], options, path), owner)
+    return Records(x, _rows([table[name] for name in options.target_columns], options, path), owner)
 
 
 def _inputs(table: pd.DataFrame, options: FolderOptions, path: Path) -> Floats:
     categories = dict(options.categories or {})
     stated = list(options.bounds) if isinstance(options.bounds, Mapping) else []
     for name in (*stated, *categories):
-        if name in (options.label, options.client):
+        if name in options.no_inputs:
             raise ConfigError(f"data.bounds or data.categories names {name!r}, which is not an input")
         if name in stated and name in categories:
             raise ConfigError(f"column {name!r} stands in data.bounds and in data.categories: state it once")
-    inputs = [c for c in map(str, table.columns) if c not in (options.label, options.client)]
+    inputs = [name for name in map(str, table.columns) if name not in options.no_inputs]
     if isinstance(options.bounds, Mapping):
         bounds = dict(options.bounds)
     else:
         bounds = {name: options.bounds for name in inputs if name not in categories}
     if unstated := [name for name in inputs if name not in bounds and name not in categories]:
+        advice = f"; {DATES}" if pd.api.types.is_datetime64_any_dtype(table[unstated[0]].dtype) else ""
         raise ConfigError(
             f"data.bounds has no entry for column {unstated[0]!r} of {path.name}: state its bounds "
-            "(or its categories); they are never taken from the data"
+            f"(or its categories), which are never taken from the data, or name it in data.ignore{advice}"
         )
     if not inputs:
-        raise ConfigError(f"{path.name} has no column but {options.label!r}: there is nothing to learn from")
+        raise ConfigError(
+            f"{path.name} has no column but {', '.join(map(repr, options.no_inputs))}: there is nothing to "
+            "learn from"
+        )
     return Columns(bounds, categories, options.gaps, options.lenient).encode(table, where=str(path))
 
 
@@ -192,17 +241,17 @@ def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:
 
 
 def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integers:
-    if isinstance(options.classes, tuple):
-        found = codes(column, options.classes)
+    if isinstance(options.outputs, tuple):
+        found = codes(column, options.outputs)
         wrong = found < 0
-        allowed = ", ".join(options.classes)
+        allowed = ", ".join(options.outputs)
     else:
         values = numbers(column)
         wrong = (
-            ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.classes)
+            ~np.isfinite(values) | (values != np.floor(values)) | (values < 0) | (values >= options.outputs)
         )
         found = np.where(wrong, 0, values).astype(np.int64)
-        allowed = f"0..{options.classes - 1}"
+        allowed = f"0..{options.outputs - 1}"
     if options.lenient:
         found = np.where(wrong, 0, found)
     elif wrong.any():
@@ -211,6 +260,20 @@ def _labels(column: pd.Series[Any], options: FolderOptions, path: Path) -> Integ
             f"{path}: label of record {row} is {column.iloc[row]!r}, data.classes allows {allowed}"
         )
     return found
+
+
+def _rows(columns: Sequence[pd.Series[Any]], options: FolderOptions, path: Path) -> Floats:
+    """Return targets that are labels (0 or 1) or numbers, a column for each."""
+    rows = np.stack([numbers(column) for column in columns], axis=1)
+    if options.targets == "labels":
+        wrong, allowed = ~np.isin(rows, (0, 1)), "0 or 1"
+    else:
+        wrong, allowed = ~(np.abs(rows) <= MAX_TARGET), f"a number within ±{MAX_TARGET:g}"
+    if wrong.any() and not options.lenient:
+        row, column = (int(place) for place in np.argwhere(wrong)[0])
+        name, found = columns[column].name, columns[column].iloc[row]
+        raise DataCorrupt(f"{path}: target {name!r} of record {row} is {found!r}, expected {allowed}")
+    return np.where(wrong, 0, rows).astype(np.float32)
 
 
 def _hold_out(records: Records, fraction: float) -> tuple[Records, Records]:

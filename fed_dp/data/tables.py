@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,22 @@ from fed_dp.errors import DataCorrupt
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+DATES = (
+    "dates are no inputs as they are: make numbers of them (days since a public date, the hour, the weekday) "
+    "and state their bounds, or ignore the column"
+)
+
+
+def _is_date(cell: Any) -> bool:
+    """Return whether a cell is a date, or reads as one."""
+    if isinstance(cell, date):
+        return True
+    try:
+        return len(str(cell)) >= 8 and bool(datetime.fromisoformat(str(cell)))
+    except ValueError:
+        return False
 
 
 def numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
@@ -115,6 +132,7 @@ class Columns:
             row = int(np.flatnonzero(refused)[0])
             raise DataCorrupt(
                 f"{where}: column {column.name!r}, record {row}: {column.iloc[row]!r} is not a finite number"
+                + (f"; {DATES}" if _is_date(column.iloc[row]) else "")
             )
         scaled = mapped(np.where(missing, low, values), low, high)
         scaled[missing] = 0

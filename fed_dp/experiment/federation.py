@@ -10,7 +10,7 @@ import numpy as np
 
 from fed_dp import data, seeds
 from fed_dp.data import partition
-from fed_dp.data.dataset import DataSet, Floats, Integers, identity
+from fed_dp.data.dataset import DataSet, Floats, Integers
 from fed_dp.data.options import Data
 from fed_dp.data.sets.own_folder import OwnFolder
 from fed_dp.errors import ConfigError, DataCorrupt, PartitionError, RunError
@@ -96,7 +96,7 @@ def at_site(experiment: Experiment, *, path: Path, client: int, strict: bool = F
         )
     tested = data.has_part("test", options)
     test = data.read_part("test", options) if tested else train  # which are never scored
-    dataset = DataSet("folder", train, test, options.count, *identity())
+    dataset = options.dataset(train, test)
     nobody = np.arange(0)
     rows = [nobody] * experiment.clients.count
     if not 0 <= client < len(rows):
@@ -117,7 +117,7 @@ def at_server(experiment: Experiment, *, path: Path) -> Federation:
         known, aside = data.read_part("public", options), np.arange(wanted)
         if len(known) < wanted:
             raise PartitionError(f"data.public_records = {wanted}: {path} holds {len(known)} public records")
-    dataset = DataSet("folder", known, test, options.count, *identity())
+    dataset = options.dataset(known, test)
     notes = ["every site reads its own records; the server has test records alone"]
     notes += [f"{wanted} public records are the server's"] if wanted else []
     return Federation(dataset, (), 1, tuple(notes), aside, experiment.data.public_data == "digits")

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,8 @@ from fed_dp.mechanisms.noise import FINENESS, ExactSum, Noise, Reals, SecureNois
 
 Exact = NDArray[np.float64]
 Kind = Literal["gaussian", "laplace"]
-Batch = tuple[Reals, NDArray[np.int64]]  # records as the statistic takes them, and their labels
+# Records as the statistic takes them, and of each its class, or a row of targets of norm at most 1.
+Batch = tuple[Reals, NDArray[Any]]
 ROUNDING = 1e-4  # of the scale
 MIN_RIDGE = 1e-6  # of a mean of matrices of norm 1
 SOFTENING = 0.005  # of scores, which count every pixel as if it were alone
@@ -86,17 +87,19 @@ class OfHead(Statistic, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadStatistics:
-    """Σ h hᵀ (upper triangle) and Σ h yᵀ, for features with ‖h‖₂ clipped to 1 and one-hot labels y.
+    """Σ h hᵀ (upper triangle) and Σ h yᵀ, for ‖h‖₂ clipped to 1, and y one-hot or (`rows`) ‖y‖₂ clipped to 1.
 
     Gaussian: off-diagonal entries are weighted by √2, so that a record's part of the triangle has the
     norm of its whole matrix, ‖h hᵀ‖_F = ‖h‖² ≤ 1: the same sensitivity as without weights, and
     noise smaller by √2 where nearly all entries are. Σ h yᵀ is weighted by `cross`: Δ₂ = √(1 + cross²).
-    Laplace: Δ₁ = (b + 1)/2 + √b, reached by h = (1, …, 1)/√b.
+    Laplace: Δ₁ = (b + 1)/2 + √b, reached by h = (1, …, 1)/√b; with rows of k numbers, (b + 1)/2 + √(b·k).
     """
 
     features: int  # b
-    classes: int
+    classes: int  # or how many numbers a row of targets has, k
     cross: float = 1.0
+    rows: bool = False
+    scale: float = 1.0  # of outputs, over targets: what the head is multiplied by
 
     @property
     def size(self) -> int:
@@ -105,8 +108,8 @@ class HeadStatistics:
 
     @property
     def l1(self) -> float:
-        """(b + 1)/2 + √b."""
-        return (self.features + 1) / 2 + math.sqrt(self.features)
+        """(b + 1)/2 + √b, or with rows √(b·k)."""
+        return (self.features + 1) / 2 + math.sqrt(self.features * (self.classes if self.rows else 1))
 
     @property
     def l2(self) -> float:
@@ -123,15 +126,16 @@ class HeadStatistics:
 
     def sums(self, batch: Batch) -> Exact:
         """Return both sums."""
-        rows, labels = batch
+        rows, targets = batch
         h = clipped(rows.reshape(len(rows), -1))
-        return np.concatenate([_pack(h.T @ h), (h.T @ _one_hot(labels, self.classes)).ravel()])
+        y = clipped(targets) if self.rows else _one_hot(targets, self.classes)
+        return np.concatenate([_pack(h.T @ h), (h.T @ y).ravel()])
 
     def unpack(self, vector: Reals) -> tuple[Exact, Exact]:
-        """Return Σ h hᵀ as a symmetric matrix and Σ h yᵀ."""
+        """Return Σ h hᵀ as a symmetric matrix, and Σ h yᵀ on the scale of outputs."""
         cut = _triangle(self.features)
         exact = np.asarray(vector, np.float64)
-        return _symmetric(exact[:cut]), exact[cut:].reshape(self.features, self.classes)
+        return _symmetric(exact[:cut]), self.scale * exact[cut:].reshape(self.features, self.classes)
 
     def head(self, mean: Reals, *, noise: float, kind: Kind, ridge: float) -> Exact:
         """Return the minimiser of least squares with a ridge."""

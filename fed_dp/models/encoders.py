@@ -82,7 +82,8 @@ class Encoded(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.head = nn.Linear(features, classes, bias=False)
         nn.init.zeros_(self.head.weight)
-        self.log_probabilities = True  # else: what the head says, as it is
+        self.log_probabilities = True  # else: what the head says, as it is, learnt from rows of targets
+        self.target_scale = 1.0  # of outputs over such targets
 
     @property
     def learnt(self) -> list[Learnt]:
@@ -108,7 +109,13 @@ class Encoded(nn.Module):
 
     def head_statistics(self, cross: float) -> OfHead:
         """Return what the head is learnt from."""
-        return HeadStatistics(self.head.in_features, self.head.out_features, cross)
+        return HeadStatistics(
+            self.head.in_features,
+            self.head.out_features,
+            cross,
+            rows=not self.log_probabilities,
+            scale=self.target_scale,
+        )
 
     @torch.no_grad()
     def fit(self, x: Tensor, y: Tensor) -> None:

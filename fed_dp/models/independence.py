@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fed_dp.errors import ModelError
 from fed_dp.models.network import Shape
+from fed_dp.tasks import Task
 
 BATCHES = (2, 5, 33)  # records in the random batches that are tried
 TOLERANCE = 1e-4  # relative: far above rounding
@@ -53,6 +54,42 @@ def check_independent(
             f"model.name = {name!r} keeps something of the records that it sees (a buffer changes): no "
             "guarantee for one record holds; expected layers without running statistics, such as GroupNorm"
         )
+
+
+def check_independent_loss(task: Task, network: nn.Module, shape: Shape, outputs: int) -> None:
+    """Refuse a task whose loss of a record depends on the other records of its batch.
+
+    Raises
+    ------
+    ModelError
+        Naming the task, and what `loss` did.
+    """
+    source = torch.Generator().manual_seed(0)
+    where = f"task.name = {task.name!r}"
+    network = copy.deepcopy(network).eval()
+    for count in BATCHES:
+        with torch.no_grad():
+            found = network(torch.randn(count, *shape, generator=source).to(_device(network)))
+        targets = _targets(task, count, outputs, source).to(found.device)
+        together = task.loss(found, targets)
+        if not isinstance(together, Tensor) or together.shape != (count,):
+            told = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
+            raise ModelError(f"{where}: loss() of {count} records returned {told}, expected shape ({count},)")
+        alone = torch.cat([task.loss(found[k : k + 1], targets[k : k + 1]) for k in range(count)])
+        if not torch.allclose(together, alone, rtol=TOLERANCE, atol=1e-6, equal_nan=True):
+            raise ModelError(
+                f"{where}: the loss of a record depends on the other records of its batch: no guarantee for "
+                "one record holds; expected a loss of each record by itself"
+            )
+
+
+def _targets(task: Task, count: int, outputs: int, source: torch.Generator) -> Tensor:
+    """Return random targets of a task."""
+    if task.targets == "class":
+        return torch.randint(outputs, (count,), generator=source)
+    if task.targets == "labels":
+        return torch.randint(2, (count, outputs), generator=source).float()
+    return torch.randn(count, outputs, generator=source)
 
 
 def _compare_training(network: nn.Module, x: Tensor, name: str, source: torch.Generator) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fed_dp.models.encoders import Encoded, both_signs
+from fed_dp.tasks import Task
 
 
 class ChannelsLast(nn.Module):
@@ -75,13 +76,14 @@ class TwoClasses(nn.Module):
         return torch.cat([functional.logsigmoid(-x), functional.logsigmoid(x)], 1)
 
 
-def without_log_softmax(network: nn.Module) -> nn.Module | None:
+def without_log_softmax(network: nn.Module, task: Task) -> nn.Module | None:
     """Return a network without the log-softmax that it ends in; None where it does not end so."""
     if isinstance(network, OnFrozen):
-        trained = without_log_softmax(network.trained)
+        trained = without_log_softmax(network.trained, task)
         return None if trained is None else OnFrozen(network.frozen, trained)
     if isinstance(network, Encoded):
         network.log_probabilities = False
+        network.target_scale = task.target_scale(network.head.out_features)
         return network
     if isinstance(network, nn.Sequential) and isinstance(network[-1], nn.LogSoftmax):
         return network[:-1]

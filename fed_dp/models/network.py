@@ -57,11 +57,11 @@ class Network(Section):
     def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
         """Build it for inputs of `shape`; `decided` is what a trainer decides of it."""
 
-    def without_log_probabilities(self, network: nn.Module) -> nn.Module:
+    def without_log_probabilities(self, network: nn.Module, task: Task) -> nn.Module:
         """Return the network with its last layer's own outputs, for tasks that take no classes."""
         from fed_dp.models.layers import without_log_softmax
 
-        if (found := without_log_softmax(network)) is None:
+        if (found := without_log_softmax(network, task)) is None:
             raise ModelError(
                 f"model.name = {self.name!r} ends in probabilities of classes: expected with task.name = "
                 "'classification' or 'binary'"
@@ -118,7 +118,11 @@ class NetworkSpec:
         """Build the network, with the outputs that its task takes."""
         self.task.check_outputs(self.classes)
         network = self.model.build(self.shape, self.classes, **self.decided)
-        return network if self.task.log_probabilities else self.model.without_log_probabilities(network)
+        return (
+            network
+            if self.task.log_probabilities
+            else self.model.without_log_probabilities(network, self.task)
+        )
 
 
 def size_of(shape: Shape) -> int:

@@ -6,6 +6,7 @@ data.sha256       which records it is about
 checkpoint/       server state after the last finished round
 ledgers.sqlite    what each private client has spent; of real sites, whose ledgers are their own:
 releases.jsonl    what their uploads released, noted as they came
+failures.log      of a simulation: tracebacks of clients that failed, the first of each kind
 model.npz         the trained model
 report.html       the same for people
 summary.json      the result; its presence says that the run is finished
@@ -35,6 +36,7 @@ Line = dict[str, Any]
 LEDGERS = "ledgers.sqlite"
 REPORT = "report.html"
 RELEASES = "releases.jsonl"
+FAILURES = "failures.log"
 
 
 class RunFolder:
@@ -89,6 +91,11 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run has its summary."""
         return (self.path / "summary.json").is_file()
+
+    def keep_traceback(self, client: int, traceback: str) -> None:
+        """Add the traceback of a client's exception."""
+        with (self.path / FAILURES).open("a", encoding="utf-8") as out:
+            out.write(f"client {client}\n{traceback}\n")
 
     # ---------------------------------------------------------------------------- metrics
 

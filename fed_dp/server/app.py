@@ -18,6 +18,7 @@ from fed_dp.runs.folder import Line, RunFolder, new_path
 from fed_dp.runs.scores import EARLIER
 from fed_dp.server.observers import Observer, Silent
 from fed_dp.server.rounds import run_rounds
+from fed_dp.strategies.failures import Failure
 from fed_dp.tasks import Metric
 
 RUN_FOLDER = "run-folder"  # the key of the run config that names the folder
@@ -43,6 +44,10 @@ class PlainLines(Silent):
     def round_done(self, line: Line) -> None:
         """Say how the round went."""
         self._say(round_text(line, rounds=self._rounds, budget=self._budget, metrics=self._metrics))
+
+    def client_failed(self, client: int, failure: Failure) -> None:
+        """Show the traceback of a client's exception."""
+        self._say(f"client {client} failed:\n{failure.traceback}")
 
     def _say(self, text: str) -> None:
         print(text, file=self._out, flush=True)

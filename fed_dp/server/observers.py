@@ -7,6 +7,7 @@ from typing import Protocol
 
 from fed_dp.experiment import Experiment
 from fed_dp.runs.folder import Line
+from fed_dp.strategies.failures import Failure
 
 
 class Observer(Protocol):
@@ -17,6 +18,9 @@ class Observer(Protocol):
 
     def round_done(self, line: Line) -> None:
         """Note that a round is over; its line is in metrics.jsonl."""
+
+    def client_failed(self, client: int, failure: Failure) -> None:
+        """Note that a simulated client raised an exception: the first of its kind, with its traceback."""
 
     def checkpoint(self, folder: Path, done: int) -> None:
         """Round `done` is about to be checkpointed: write now what must be as old as it."""
@@ -35,6 +39,9 @@ class Silent:
         """Do nothing."""
 
     def round_done(self, line: Line) -> None:
+        """Do nothing."""
+
+    def client_failed(self, client: int, failure: Failure) -> None:
         """Do nothing."""
 
     def checkpoint(self, folder: Path, done: int) -> None:

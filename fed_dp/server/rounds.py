@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, from_json
-from fed_dp.errors import ResumeError
+from fed_dp.errors import EmptyRound, ResumeError
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.components import StrategySetting
 from fed_dp.experiment.federation import Federation, at_server, make_federation
@@ -28,6 +29,7 @@ from fed_dp.server.networked import Deployment, NetworkedDriver
 from fed_dp.server.observers import Observer
 from fed_dp.server.site_scores import scores_of_sites
 from fed_dp.server.summary import round_line, run_summary, spent_by_sites
+from fed_dp.strategies.failures import Failure
 from fed_dp.strategies.site_strategy import SiteStrategy
 from fed_dp.strategies.sites import Site
 
@@ -64,11 +66,14 @@ def run_rounds(
     for head, event in folder.noted() if real else _accounted(lines):
         events[event.client].append(event)
         strategy.accounted.add((event.client, event.round, head))
+    tracebacks = _Tracebacks(folder, observer)
+    strategy.on_failure = tracebacks.note
     observer.started(experiment, folder.path, done)
     driver = _driver(experiment, strategy, grid, real=real)
     for server_round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
-        driver.round(server_round)
+        with tracebacks.attached():
+            driver.round(server_round)
         seconds = time.perf_counter() - began
         for event in strategy.stats.events:
             events[event.client].append(event)
@@ -96,6 +101,31 @@ def run_rounds(
         )
     folder.finish(summary)
     return summary
+
+
+class _Tracebacks:
+    """Shows and keeps the tracebacks of simulated clients' exceptions, the first of each kind."""
+
+    def __init__(self, folder: RunFolder, observer: Observer) -> None:
+        self._folder, self._observer = folder, observer
+        self._by_reason: dict[str, str] = {}
+
+    def note(self, client: int, failure: Failure) -> None:
+        """Take a client's failure."""
+        if failure.traceback and failure.reason not in self._by_reason:
+            self._by_reason[failure.reason] = failure.traceback
+            self._folder.keep_traceback(client, failure.traceback)
+            self._observer.client_failed(client, failure)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Add them to the error of a round in which everybody failed."""
+        try:
+            yield
+        except EmptyRound as error:
+            for traceback in self._by_reason.values():
+                error.add_note(traceback)
+            raise
 
 
 def _accounted(lines: Sequence[Line]) -> Iterator[tuple[str, Event]]:

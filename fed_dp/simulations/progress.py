@@ -13,6 +13,7 @@ from fed_dp.experiment.plan import warning_of
 from fed_dp.runs.folder import Line
 from fed_dp.server.app import score_text, spent_text
 from fed_dp.server.observers import Silent
+from fed_dp.strategies.failures import Failure
 from fed_dp.tasks import Metric
 
 
@@ -42,6 +43,10 @@ class ProgressBar(Silent):
             self._console.print(words, style="bold", markup=False, soft_wrap=True)
         self._bar.start()
         self._task = self._bar.add_task(experiment.name, total=experiment.rounds, completed=done, status="")
+
+    def client_failed(self, client: int, failure: Failure) -> None:
+        """Show the traceback of a client's exception."""
+        self._console.print(f"  client {client} failed:\n{failure.traceback}", markup=False)
 
     def round_done(self, line: Line) -> None:
         """Move the bar."""

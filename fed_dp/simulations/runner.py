@@ -18,6 +18,7 @@ from fed_dp.runs.folder import Line, RunFolder, new_path
 from fed_dp.server.app import RUN_FOLDER, make_server_app
 from fed_dp.server.observers import Observer
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
+from fed_dp.strategies.failures import Failure
 
 Engine = Literal["auto", "ray", "in-process"]
 
@@ -33,6 +34,9 @@ class _WithClients:
 
     def round_done(self, line: Line) -> None:
         self._observer.round_done(line)
+
+    def client_failed(self, client: int, failure: Failure) -> None:
+        self._observer.client_failed(client, failure)
 
     def checkpoint(self, folder: Path, done: int) -> None:
         self._grid.save(folder, done)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback as tracebacks
 from dataclasses import dataclass
 
 from flwr.app import Error
@@ -10,6 +11,8 @@ from flwr.app import Error
 from fed_dp.errors import FedDpError
 
 MAX_REASON = 300  # characters of a site's reason that are kept
+MAX_TRACEBACK = 20_000  # characters
+_BEGIN = "\n--- traceback of the client ---\n"
 NO_REPLY_CODE = "NoReply"
 REFUSALS = ("BudgetExceeded", "LedgerFault", "SiteRefused")  # codes of a site that would not, or must not
 
@@ -20,6 +23,7 @@ class Failure:
 
     code: str
     reason: str
+    traceback: str = ""  # of a simulated client's exception, unless it is one of fed_dp's own
 
     @classmethod
     def of(cls, error: FedDpError) -> Failure:
@@ -34,18 +38,21 @@ SILENT = Failure("Silent", "not asked any more, being silent")
 
 
 def wrapped(error: BaseException) -> str:
-    """Return an error as Flower sends it from a client: its class, then its words."""
+    """Return a simulated client's error as Flower sends one: its class, then its words; and its traceback."""
     kind = type(error)
-    return f"<class '{kind.__module__}.{kind.__qualname__}'>:<'{error}'>"
+    words = f"<class '{kind.__module__}.{kind.__qualname__}'>:<'{error}'>"
+    if isinstance(error, FedDpError):
+        return words
+    return words + _BEGIN + "".join(tracebacks.format_exception(error))
 
 
 def failure_of(error: Error) -> Failure:
     """Return why a site sent an error; Flower wraps what an app raised as <class 'x'>:<'why'>."""
-    reason = error.reason or f"error code {error.code}"
+    reason, _, traceback = (error.reason or f"error code {error.code}").partition(_BEGIN)
     found = re.fullmatch(r"<class '(.*?)'>:<'(.*)'>", reason, re.DOTALL)
     if found is None:
         return Failure("Error", reason[:MAX_REASON])
     kind, why = found.groups()
     code = kind.rpartition(".")[2]
     own = kind.startswith("fed_dp.")
-    return Failure(code, (why if own else f"{code}: {why}")[:MAX_REASON])
+    return Failure(code, (why if own else f"{code}: {why}")[:MAX_REASON], traceback[:MAX_TRACEBACK])

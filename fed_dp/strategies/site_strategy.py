@@ -102,6 +102,7 @@ class SiteStrategy(Strategy):
         self.accounted: set[tuple[int, int, str]] = (
             set()
         )  # whose events of which round, under which ledger head
+        self.on_failure: Callable[[int, Failure], None] | None = None  # told of clients that send an error
         self.on_release: Callable[[str, Sequence[Event]], None] | None = None  # told of releases as they come
         self.stats = RoundStats()
         self.rounds_done = np.zeros(
@@ -221,7 +222,9 @@ class SiteStrategy(Strategy):
             for each in request.ids:
                 waiting.pop(each, None)
             if reply.has_error():
-                self.stats.failed[request.place] = failure_of(reply.error)
+                failure = self.stats.failed[request.place] = failure_of(reply.error)
+                if self.on_failure is not None:
+                    self.on_failure(request.site.client, failure)
                 continue
             try:
                 valid.append((request, self._checked(request, reply)))

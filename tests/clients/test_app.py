@@ -20,6 +20,7 @@ from fed_dp.sharing import message as names
 from fed_dp.sharing.codec import decode, encode
 from fed_dp.sharing.update import MAX_ABS_VALUE, SparseUpdate
 from fed_dp.simulations.grid import InProcessGrid
+from fed_dp.strategies.failures import failure_of
 from tests.conftest import small
 from tests.networks import network
 
@@ -109,10 +110,8 @@ def test_the_largest_weights_that_are_accepted_overflow_for_no_record(gradients:
             assert np.isfinite(change(train(nodes, weights, node), weights.size).values).all()
 
 
-def test_an_unexpected_error_of_a_private_trainer_is_told_by_its_kind_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for kind, told in (("psgd", "training failed (ValueError); nothing was sent"), ("sgd", "secret 42")):
+def test_a_simulated_client_tells_its_exception_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in ("psgd", "sgd"):
         nodes = grid(small(kind))
         experiment = small(kind)
 
@@ -121,9 +120,9 @@ def test_an_unexpected_error_of_a_private_trainer_is_told_by_its_kind_alone(
 
         place = workplace.read_workplace(tuple(sorted(to_run_config(experiment).items())))
         monkeypatch.setattr(type(place.trainer), "fit", fail)
-        reason = train(nodes, start(experiment)).error.reason or ""
-        assert told in reason
-        assert ("secret" in reason) == (kind == "sgd")
+        failure = failure_of(train(nodes, start(experiment)).error)
+        assert (failure.code, failure.reason) == ("ValueError", "ValueError: secret 42")
+        assert 'raise ValueError("secret 42")' in failure.traceback
 
 
 def test_a_message_that_is_none_is_refused(tmp_path: Path) -> None:

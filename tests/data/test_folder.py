@@ -22,7 +22,7 @@ TABLE = pd.DataFrame(
 OPTIONS: dict[str, Any] = {
     "bounds": {"age": (0.0, 100.0)},
     "categories": {"sex": ("f", "m")},
-    "classes": ("no", "yes"),
+    "outputs": ("no", "yes"),
     "label": "ill",
     "client": "site",
 }
@@ -93,8 +93,8 @@ def changed(**columns: Any) -> pd.DataFrame:
         (TABLE[["site", "ill"]], {"bounds": {}, "categories": {}}, ConfigError, "nothing to learn from"),
         (changed(site=["a", None, "b", "b"]), {}, DataCorrupt, "record 1: the client is missing"),
         (TABLE, {"bounds": {"age": (0.0, 1.0), "x": (0.0, 1.0)}}, DataCorrupt, "no column 'x'"),
-        (TABLE, {"classes": ("no", "maybe")}, DataCorrupt, "label of record 1 is 'yes'"),
-        (TABLE, {"classes": 2}, DataCorrupt, "label of record 0 is 'no'"),
+        (TABLE, {"outputs": ("no", "maybe")}, DataCorrupt, "label of record 1 is 'yes'"),
+        (TABLE, {"outputs": 2}, DataCorrupt, "label of record 0 is 'no'"),
         (TABLE, {"categories": {"sex": ("f",)}}, DataCorrupt, "record 1: 'm' is not one of f"),
         (changed(age=[1, np.nan, 2, 3]), {}, DataCorrupt, "column 'age', record 1"),
         (changed(age=["1", "x", "2", "3"]), {}, DataCorrupt, "column 'age', record 1"),

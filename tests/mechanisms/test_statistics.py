@@ -27,10 +27,12 @@ from fed_dp.mechanisms.statistics import (
 from tests.mechanisms.privacy_loss import Spy, mutant
 
 LABELS = np.array([2])
+ROWS = np.full((1, 3), 5.0)  # targets that are numbers, of too large a norm
 SHARES = np.array([0.4, 0.3, 0.1, 0.1, 0.05, 0.05])
 KINDS: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {  # how it is made, the shape of a record
     "HeadStatistics": ((7, 3), (7,)),
     "HeadStatistics, cross 2": ((7, 3, 2.0), (7,)),
+    "HeadStatistics, rows": ((7, 3, 1.0, True), (7,)),
     "MapMoments": ((4, 6), (4, 6)),
     "MapMoments, one channel": ((1, 9), (1, 9)),
     "PatchMoments": ((5,), (8, 5)),
@@ -62,13 +64,13 @@ def records(kind: str) -> Iterator[np.ndarray]:
 
 def lengths(kind: str, module: ModuleType = statistics) -> tuple[list[float], list[float]]:
     """The L1 norm of each record's part, and its L2 norm as Gaussian noise sees it: over the sensitivity."""
-    statistic = make(kind, module)
-    base = [(next(iter(records(kind))) * 0 + 0.1, LABELS)]
+    statistic, targets = make(kind, module), ROWS if "rows" in kind else LABELS
+    base = [(next(iter(records(kind))) * 0 + 0.1, targets)]
     found: tuple[list[float], list[float]] = ([], [])
     for record in records(kind):
         for spec, norm, lengths in (("laplace", 1, found[0]), ("gaussian", 2, found[1])):
             spy = Spy()
-            for batches in (base, [*base, (record, LABELS)]):
+            for batches in (base, [*base, (record, targets)]):
                 module.release(statistic, iter(batches), module.NoiseSpec(spec, 1.0), spy)
             (without, scale), (together, _) = spy.calls
             lengths.append(float(np.linalg.norm(together - without, norm) / scale))
@@ -87,7 +89,9 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("HeadStatistics", ("exact * (_BELOW_ONE / np.maximum(norms, 1))", "exact")),
         ("HeadStatistics", ("return math.sqrt(1 + self.cross**2)", "return 1.0")),
         ("HeadStatistics, cross 2", ("return math.sqrt(1 + self.cross**2)", "return math.sqrt(2)")),
-        ("HeadStatistics", ("(self.features + 1) / 2 + math.sqrt(self.features)", "(self.features + 1) / 2")),
+        ("HeadStatistics", (") / 2 + math.sqrt(self.features * (", ") / 2 + 0 * math.sqrt(self.features * (")),
+        ("HeadStatistics, rows", ("(self.classes if self.rows else 1)", "1")),
+        ("HeadStatistics, rows", ("y = clipped(targets)", "y = targets")),
         ("HeadStatistics", ("return spec.value * statistic", "return spec.value / 2 * statistic")),
         ("HeadStatistics", ("return statistic.l1 / spec.value", "return statistic.l1 / 2 / spec.value")),
         ("MapMoments", ("return math.sqrt(1 + len(self.sides))", "return math.sqrt(2)")),

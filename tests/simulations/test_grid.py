@@ -50,7 +50,9 @@ def test_an_exception_becomes_an_error_reply_and_changes_no_state(error: Excepti
     grid = InProcessGrid(1, {}, counting(then=error))
     (reply,) = ask(grid, 1)
     assert reply.has_error()
-    assert failure_of(reply.error) == failure
+    found = failure_of(reply.error)
+    assert (found.code, found.reason) == (failure.code, failure.reason)
+    assert (str(error) in found.traceback) == isinstance(error, ValueError)  # fed_dp's own say it all
     assert "count" not in grid.contexts[1].state
 
 

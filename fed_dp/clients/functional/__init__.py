@@ -116,6 +116,12 @@ class Functional(TrainerOptions):
         in_paper = self.as_in_paper(experiment.model)
         self._check_keys(experiment, in_paper=in_paper)
         if in_paper:
+            if experiment.task.targets != "class":
+                raise ValueError(
+                    f"task.name = {experiment.task.name!r}: model.name = {experiment.model.name!r} is "
+                    f"trained with trainer.name = {self.name!r} as in its paper, which learns classes; "
+                    "allowed: 'classification', 'binary'"
+                )
             if self.perturb and not self.truncate:
                 raise ValueError(
                     "trainer.truncate = false: the exact objective has no finite number of coefficients to "

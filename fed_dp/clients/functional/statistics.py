@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -101,6 +102,7 @@ class StatisticsTrainer:
     def release(self, weights: Vector, data: ClientData, stage: int, noise: Noise | None) -> Vector:
         """Return a stage's statistic as a mean over the site's (expected) records, with noise."""
         self._net.load(weights)
+        data = replace(data, y=self._net.task.unit_targets(data.y))
         statistic = self._statistic(stage)
         spec = self._noise_specs[stage - 1]
         exactly = noise is not None and noise.name == "secure"

@@ -12,7 +12,8 @@ from pydantic import Field
 
 from fed_dp.accounting.guarantee import Guarantee
 from fed_dp.experiment.components import AuditSetup, Limit, Tables, TrainerOptions
-from fed_dp.options import Count, Fraction, Positive
+from fed_dp.models.optimizers import OptimizerName, check_optimizer
+from fed_dp.options import Count, Fraction, NonNegative, Positive
 
 if TYPE_CHECKING:
     from fed_dp.clients.trainer import Trainer
@@ -52,8 +53,10 @@ class Psgd(TrainerOptions):
     """DP-SGD through Opacus. σ is calibrated for all rounds before the first step."""
 
     name: Literal["psgd"] = "psgd"
+    optimizer: OptimizerName = "sgd"
     learning_rate: Positive = 0.5
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    weight_decay: NonNegative = 0.0
     sample_rate: Fraction = 0.1  # q: chance of each record to be in a step's batch
     local_epochs: Count = 1
     clip: Positive = 1.0  # C: L2 bound on each record's gradient
@@ -97,6 +100,10 @@ class Psgd(TrainerOptions):
         release = SampledGaussian(sigma, rate, steps)
         return ReleasePlan(release, self.guarantee(experiment).name, experiment.privacy.noise_source)
 
+    def check(self, experiment: Experiment) -> None:
+        """Refuse options that the optimiser does not have."""
+        check_optimizer(self.optimizer, momentum=self.momentum)
+
     def check_privacy(self, privacy: Privacy) -> None:
         """Refuse gradients whose sums cannot be exact, where noise is."""
         super().check_privacy(privacy)
@@ -111,8 +118,11 @@ class Psgd(TrainerOptions):
         return "is private already, and selecting what is private costs nothing"
 
     def trained_alone(self, experiment: Experiment) -> str:
-        """Other gradients than those chosen by measurement are computed client by client."""
-        return "" if self.gradients == "auto" else f"trainer.gradients = {self.gradients!r}"
+        """Batches of clients take plain steps, with the gradients chosen by measurement."""
+        for key, plain in (("gradients", "auto"), ("optimizer", "sgd"), ("weight_decay", 0.0)):
+            if (value := getattr(self, key)) != plain:
+                return f"trainer.{key} = {value!r}"
+        return ""
 
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
         """Local epochs, and steps."""

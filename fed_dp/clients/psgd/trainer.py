@@ -22,6 +22,7 @@ from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from opacus.validators import ModuleValidator
 from torch import nn
+from torch.optim import Optimizer
 
 from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.psgd import Psgd
@@ -32,7 +33,8 @@ from fed_dp.mechanisms import NoiseSource, SecureNoise
 from fed_dp.mechanisms.noise import ExactSum
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.client_batches import best_batch, per_record_gradients, without_layout
-from fed_dp.models.independence import check_independent
+from fed_dp.models.independence import check_independent, check_independent_loss
+from fed_dp.models.optimizers import optimizer_of
 from fed_dp.models.perceptrons import Chain
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
@@ -65,9 +67,11 @@ class PsgdTrainer:
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
         if not any(hasattr(p, "_forward_counter") for p in net.parameters):  # not hooked by Opacus yet
             check_independent(net.network, net.shape, name=net.name)
+            check_independent_loss(net.task, net.network, net.shape, net.spec.classes)
         self._config, self._net, self._release = config, net, release
         self._noise = SecureNoise() if noise_source == "secure" else None
-        batched = self._noise is None and config.gradients == "auto" and clients_at_once != 1
+        plain = config.gradients == "auto" and config.optimizer == "sgd" and not config.weight_decay
+        batched = self._noise is None and plain and clients_at_once != 1
         self._chain = Chain.of(net) if batched else None
         if self._chain is None and clients_at_once not in (None, 1):
             raise ModelError(
@@ -134,7 +138,7 @@ class PsgdTrainer:
         ghost = self._gradients == "ghost"
         make = DPOptimizerFastGradientClipping if ghost else DPOptimizer
         optimizer = make(
-            torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
+            self._optimizer(),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=config.sample_rate * data.expected_records,
@@ -155,6 +159,17 @@ class PsgdTrainer:
             net.clamp(MAX_ABS_VALUE)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
 
+    def _optimizer(self) -> Optimizer:
+        """Return what takes the noisy steps: post-processing, whatever it is."""
+        config = self._config
+        return optimizer_of(
+            config.optimizer,
+            self._module.parameters(),
+            learning_rate=config.learning_rate,
+            momentum=config.momentum,
+            weight_decay=config.weight_decay,
+        )
+
     def _exact_steps(self, data: ClientData, accountant: PRVAccountant, noise: SecureNoise) -> None:
         config, net, module = self._config, self._net, self._module
         rate, records = self._release.sample_rate, len(data.y)
@@ -164,7 +179,7 @@ class PsgdTrainer:
             scale=self._release.noise_multiplier * self._config.clip,
         )
         optimizer = ExactOptimizer(
-            torch.optim.SGD(module.parameters(), config.learning_rate, momentum=config.momentum),
+            self._optimizer(),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=rate * data.expected_records,

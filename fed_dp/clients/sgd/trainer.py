@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fed_dp.clients.sgd import Sgd
 from fed_dp.clients.sgd.batch import batch_rows, train_batch
 from fed_dp.clients.trainer import ClientData, Fit, FitRequest, State
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.client_batches import best_batch
+from fed_dp.models.optimizers import optimizer_of
 from fed_dp.models.perceptrons import Chain
 from fed_dp.sharing.selection import largest_values, share
 
@@ -29,7 +31,8 @@ class SgdTrainer:
 
     def __init__(self, config: Sgd, net: FlatNetwork, *, clients_at_once: int | None = None) -> None:
         self._config, self._net = config, net
-        self.clients_at_once = 1 if config.update_fraction < 1 else best_batch(net, clients_at_once)
+        alone = config.update_fraction < 1 or config.optimizer != "sgd"
+        self.clients_at_once = 1 if alone else best_batch(net, clients_at_once)
         # A perceptron's numbers do not depend on how many are trained at once, be it one.
         self._always = self.clients_at_once > 1 and Chain.of(net) is not None
 
@@ -45,11 +48,16 @@ class SgdTrainer:
         taken = int(state.get("steps", [0])[0])
         losses: list[Tensor] = []
         velocity: list[Tensor] = []
+        optimizer = None if config.optimizer == "sgd" else self._optimizer()
         for rows in batch_rows(config, data):
             batch = rows.to(net.device)
             labels = y.index_select(0, batch)
             loss = net.loss(network(x.index_select(0, batch)), labels)
-            self._step(torch.autograd.grad(loss, net.parameters), taken, velocity)
+            gradients = torch.autograd.grad(loss, net.parameters)
+            if optimizer is None:
+                self._step(gradients, taken, velocity)
+            else:
+                self._step_with(optimizer, gradients, taken)
             losses.append(loss.detach() * len(labels))
             taken += 1
         mean = float(torch.stack(losses).sum()) / (len(y) * config.local_epochs)
@@ -58,6 +66,25 @@ class SgdTrainer:
     def fit_batch(self, requests: Sequence[FitRequest]) -> list[Fit]:
         """Run the local epochs of several clients."""
         return train_batch(self._config, self._net, requests)
+
+    def _optimizer(self) -> Optimizer:
+        config = self._config
+        return optimizer_of(
+            config.optimizer,
+            self._net.parameters,
+            learning_rate=config.learning_rate,
+            weight_decay=config.weight_decay,
+        )
+
+    def _step_with(self, optimizer: Optimizer, gradients: Sequence[Tensor], taken: int) -> None:
+        """Let an optimiser of torch take a step, at the rate of so many steps taken."""
+        config = self._config
+        for group in optimizer.param_groups:
+            group["lr"] = config.learning_rate / (1 + config.learning_rate_decay * taken)
+        for parameter, gradient in zip(self._net.parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     @torch.no_grad()
     def _step(self, gradients: tuple[Tensor, ...], taken: int, velocity: list[Tensor]) -> None:

@@ -113,7 +113,7 @@ class Arrays(Embedded):
         """
         import pandas as pd
 
-        from fed_dp.data.tables import Columns
+        from fed_dp.data.tables import DATES, Columns
 
         columns = Columns(dict(bounds or {}), dict(categories or {}), gaps)
         labels = [label] if isinstance(label, str) else list(label)
@@ -127,10 +127,7 @@ class Arrays(Embedded):
             if name in stated:
                 continue
             if pd.api.types.is_datetime64_any_dtype(table[name].dtype):
-                raise DataCorrupt(
-                    f"column {name!r} holds dates: make numbers of them (days since a public date, the "
-                    "hour, the weekday) and state their bounds, or name it in ignore"
-                )
+                raise DataCorrupt(f"column {name!r}: {DATES}")
             raise DataCorrupt(
                 f"column {name!r}: expected in bounds (of numbers: low, high) or categories (of words: all "
                 "that there may be), which are public knowledge, or in ignore"

@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 from fed_dp.data.dataset import DataSet
 from fed_dp.data.options import Data
 from fed_dp.options import Words
+from fed_dp.tasks import Targets
 
 if TYPE_CHECKING:
     from fed_dp.data.folder import FolderOptions
@@ -30,6 +31,10 @@ class OwnFolder(Data):
     client: str | None = None  # the column that says whose a record is
     bounds: dict[str, Bounds] | Bounds | None = None
     classes: Annotated[int, Field(ge=2)] | Words | None = None
+    # Other targets than a class: labels of which each holds or not (0 or 1), or numbers.
+    targets: Targets = "class"
+    outputs: Annotated[int, Field(ge=1)] | Words | None = None  # their columns, or of arrays how many
+    ignore: Words = ()  # columns that are no inputs
     categories: dict[str, Words] = Field(default_factory=dict)
     gaps: bool = False  # whether values may be missing: then an input beside each number says so
     test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
@@ -40,12 +45,16 @@ class OwnFolder(Data):
 
     @model_validator(mode="after")
     def _statements_make_sense(self) -> OwnFolder:
-        for key in ("path", "bounds", "classes"):
+        wanted, unused = ("classes", "outputs") if self.targets == "class" else ("outputs", "classes")
+        for key in ("path", "bounds", wanted):
             if getattr(self, key) is None:
+                needs = "classes (and label, for tables)" if wanted == "classes" else "outputs"
                 raise ValueError(
-                    f"data.{key} is missing: data.name = 'folder' needs path, bounds and "
-                    "classes (and label, for tables)"
+                    f"data.{key} is missing: data.name = 'folder' with data.targets = {self.targets!r} needs "
+                    f"path, bounds and {needs}"
                 )
+        if getattr(self, unused) is not None:
+            raise ValueError(f"data.{unused}: data.targets = {self.targets!r} has {wanted} in its place")
         pairs = self.bounds if isinstance(self.bounds, dict) else {"every input": self.bounds}
         for name, pair in pairs.items():
             if pair is not None and not -MAX_BOUND <= pair[0] < pair[1] <= MAX_BOUND:
@@ -53,17 +62,19 @@ class OwnFolder(Data):
                     f"data.bounds of {name} = {list(pair)}: expected low < high, within ±{MAX_BOUND:g}"
                 )
         lists = {f"categories.{name}": words for name, words in self.categories.items()}
-        lists |= {"classes": self.classes} if isinstance(self.classes, tuple) else {}
+        for key in ("classes", "outputs"):
+            lists |= {key: stated} if isinstance(stated := getattr(self, key), tuple) else {}
         for name, words in lists.items():
             if not words or len(set(words)) < len(words):
                 raise ValueError(f"data.{name} = {list(words)}: expected words that differ")
         return self
 
     @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes: as stated, or their numbers."""
-        assert self.classes is not None  # checked above
-        return self.classes if isinstance(self.classes, tuple) else tuple(map(str, range(self.classes)))
+    def output_names(self) -> tuple[str, ...]:
+        """The names of the classes, or of other targets: as stated, or their numbers."""
+        stated = self.classes if self.targets == "class" else self.outputs
+        assert stated is not None  # checked above
+        return stated if isinstance(stated, tuple) else tuple(map(str, range(stated)))
 
     def folder_options(self, path: str | Path | None = None) -> FolderOptions:
         """Return what is stated about the records in `path`, or in the folder that the experiment names."""
@@ -71,23 +82,26 @@ class OwnFolder(Data):
 
         assert self.path is not None  # these three are checked above
         assert self.bounds is not None
-        assert self.classes is not None
+        stated = self.classes if self.targets == "class" else self.outputs
+        assert stated is not None
         return FolderOptions(
             Path(self.path if path is None else path),
             self.bounds,
-            self.classes,
+            stated,
             self.label,
             self.client,
             self.categories,
             self.gaps,
             self.test_fraction,
+            targets=self.targets,
+            ignore=self.ignore,
         )
 
     def sizes(self) -> dict[str, int]:
         """Return how wide classes and inputs make a network."""
         columns = len(self.bounds) if isinstance(self.bounds, dict) else 0
         return {
-            "data.classes": len(self.class_names) if isinstance(self.classes, tuple) else self.classes or 0,
+            f"data.{'classes' if self.targets == 'class' else 'outputs'}": len(self.output_names),
             "inputs of data.bounds and data.categories": 2 * columns
             + sum(map(len, self.categories.values())),
         }

@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from fed_dp import plugins
 from fed_dp.errors import ConfigError, ModelError
 from fed_dp.models.network import Network, Shape
+from fed_dp.tasks import Task
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -65,7 +66,7 @@ class Own(Network):
             return nn.Sequential(module, nn.Identity())
         return nn.Sequential(module, TwoClasses() if outputs < classes else nn.LogSoftmax(dim=1))
 
-    def without_log_probabilities(self, network: nn.Module) -> nn.Module:
+    def without_log_probabilities(self, network: nn.Module, task: Task) -> nn.Module:
         """Return the outputs as they are."""
         from torch import nn
 
