@@ -58,7 +58,9 @@ def find(kind: Kind, name: str) -> type[Any]:
         When there is none of this name, two packages have one each, or it cannot be imported.
     """
     if ":" in name:
-        return _component(imported(name, key=f"{kind}.name"), kind, name, name)
+        component = _component(imported(name, key=f"{kind}.name"), kind, name, name)
+        _BY_PATH[kind, name] = component
+        return component
     if (found := _registered(kind).get(name)) is None:
         raise ConfigError(
             f"{kind}.name = {name!r}: expected one of {', '.join(map(repr, names(kind)))}, or an import "
@@ -76,6 +78,14 @@ def find(kind: Kind, name: str) -> type[Any]:
             f"{kind}.name = {name!r}: {entry.value} cannot be imported ({type(error).__name__}: {error})"
         ) from error
     return _component(component, kind, name, entry.value)
+
+
+_BY_PATH: dict[tuple[Kind, str], type[Any]] = {}
+
+
+def found_by_path() -> tuple[tuple[Kind, type[Any]], ...]:
+    """Return the components that this process has found by import path so far, with their kinds."""
+    return tuple((kind, component) for (kind, _), component in _BY_PATH.items())
 
 
 def _component(component: Any, kind: Kind, name: str, path: str) -> type[Any]:

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from fed_dp import plugins
 from fed_dp.errors import ConfigError, PrivacyError
@@ -93,15 +93,21 @@ BY_AUTHOR = Guarantee(
 WORST: tuple[Status, ...] = ("none", "refuted", "claimed", "proved")
 
 
-@lru_cache(maxsize=1)
 def guarantees() -> Mapping[str, Guarantee]:
     """Return all guarantees by name: what installed trainers and strategies declare, and the two above.
+
+    Those of components that were found by import path count in this process alone.
 
     Raises
     ------
     PrivacyError
         When two that differ have one name.
     """
+    return _declared(plugins.found_by_path())
+
+
+@lru_cache(maxsize=8)
+def _declared(by_path: tuple[tuple[plugins.Kind, type[Any]], ...]) -> Mapping[str, Guarantee]:
     found = {NONE.name: NONE, BY_AUTHOR.name: BY_AUTHOR}
     for kind in _KINDS:
         for name in plugins.names(kind):
@@ -114,6 +120,12 @@ def guarantees() -> Mapping[str, Guarantee]:
                     raise PrivacyError(
                         f"guarantee {guarantee.name!r} is declared twice, {kind}.name = {name!r}"
                     )
+    for kind, component in by_path:
+        for guarantee in getattr(component, "guarantees", ()):
+            if found.setdefault(guarantee.name, guarantee) != guarantee:
+                raise PrivacyError(
+                    f"guarantee {guarantee.name!r} is declared twice, also by {kind} {component.__qualname__}"
+                )
     return found
 
 

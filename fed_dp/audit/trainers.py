@@ -158,6 +158,8 @@ def prepare(
     setup = _setup(name, variant)
     check_numbers(epsilon=epsilon, delta=delta, noise=factor)
     tables: dict[str, Any] = {"rounds": 1, "clients": {"count": 1}, **setup.tables}
+    if ":" in name:
+        tables["trainer"] = {**tables["trainer"], "name": name}
     if delta is None and _noisy_part(tables).requires_delta:
         delta = DELTA
     privacy: dict[str, Any] = {"budget_epsilon": float(epsilon), "variant": variant}
@@ -185,6 +187,8 @@ def prepare(
 
 def _setup(name: str, variant: str) -> AuditSetup:
     known = setups()
+    if ":" in name:  # the import path of a trainer
+        known[name] = next(iter(plugins.find("trainer", name).audits().values()), {})
     if name not in known:
         raise ConfigError(f"trainer {name!r} is not known; known: {', '.join(known)}")
     if variant not in known[name]:

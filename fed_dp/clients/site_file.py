@@ -116,18 +116,27 @@ class SiteFile(Section):
         return ledger
 
     def permit_code(self, tables: Mapping[str, Any]) -> None:
-        """Refuse code that this file does not allow, before any of it is imported."""
+        """Refuse code that this file does not allow, before any of it is imported.
+
+        A trainer must also be registered: the ledger names its guarantee, and is read by other processes.
+        """
         allowed = {*self.allow.plugins, *self.allow.trainers}
         for kind in plugins.GROUPS:
             table = tables.get(kind)
-            table = table if isinstance(table, dict) else {"name": table} if isinstance(table, str) else {}
+            named = table if isinstance(table, dict) else {"name": table}
             for key in ("name", "factory", "loader"):
-                value = table.get(key)
-                own = key == "name" and (value is None or value in plugins.built_in(kind))
-                if value is not None and not own and value not in allowed:
+                value = named.get(key)
+                if value is None or (key == "name" and value in plugins.built_in(kind)):
+                    continue
+                if not isinstance(value, str) or value not in allowed:
                     raise SiteRefused(
                         f"{kind}.{key} = {value!r} is not a part of fed_dp: this site runs other code only "
                         "where its file names it (allow.plugins); nothing was sent"
+                    )
+                if kind == "trainer" and ":" in value:
+                    raise SiteRefused(
+                        f"trainer.name = {value!r}: a site runs trainers that are registered under a name "
+                        "(entry point fed_dp.trainers); nothing was sent"
                     )
 
     def permit(self, experiment: Experiment) -> None:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 from typing import Any
 
-import numpy as np
 import pytest
 
-from fed_dp import plugins, seeds
-from fed_dp.clients.building import make_trainer
-from fed_dp.clients.trainer import ClientData, Fit, StagedTrainer, Trainer
-from fed_dp.data.dataset import Integers
+from fed_dp import plugins
+from fed_dp.audit.conformance import CHECKS, Bench, Check, conformance, words
 from fed_dp.experiment import Experiment
-from fed_dp.experiment.federation import make_federation
-from fed_dp.experiment.plan import release_plan
-from fed_dp.experiment.start import network_of, starting_weights
-from fed_dp.mechanisms import SimulationNoise
-from fed_dp.models import Evaluator, Vector
-from tests.conftest import small
+from fed_dp.models import Evaluator
+from tests.conftest import small, some
 
 BUDGET = {"budget_epsilon": 4.0, "delta": 1e-5}
 
@@ -70,87 +61,12 @@ TRAINERS = {
     "svm, pure": proved("svm", {"name": "rbf", "features": 40}, privacy={"budget_epsilon": 4.0}, **PUBLIC),
 }
 QUICK = [name for name, experiment in TRAINERS.items() if experiment.trainer.name in ("sgd", "psgd")]
-PRIVATE = [name for name, experiment in TRAINERS.items() if experiment.private]
 
 
-class Bench:
-    """A trainer with the records of the experiment's clients."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-        self.members = make_federation(experiment)
-        self.data = self.members.dataset
-        self.network = network_of(experiment, self.members)
-        self.start: Vector = starting_weights(experiment, self.members)
-        self.agreed = release_plan(experiment, client=0, size=self.start.size)
-        self.last = len(self.agreed.stages) if self.agreed and self.agreed.stages else 1  # stage, and round
-
-    def trainer(self) -> Trainer:
-        return make_trainer(self.experiment, self.data)[0]
-
-    def fit(
-        self,
-        trainer: Trainer,
-        *,
-        client: int = 0,
-        turn: int = 0,
-        seed: int = 3,
-        y: Integers | None = None,
-        start: Vector | None = None,
-    ) -> Fit:
-        """Train as the ClientApp does: one that releases does that first, and goes on without records."""
-        turn, weights = turn or self.last, self.start.copy() if start is None else start
-        x, labels = self.members.client(client)
-        site = ClientData(x, labels if y is None else y, client, turn, seed)
-        if self.agreed is None or not isinstance(trainer, StagedTrainer):
-            return trainer.fit(weights, site, {})
-        stage = trainer.stage(turn)
-        noise = SimulationNoise(seeds.generator(seed, "privacy noise", turn, client))
-        released = trainer.release(weights, site, stage, noise)
-        return trainer.follow(weights, released, stage, records=len(site.y))
-
-
-@pytest.fixture(params=TRAINERS)
-def bench(request: pytest.FixtureRequest) -> Bench:
-    return Bench(TRAINERS[request.param])
-
-
-@pytest.fixture(params=PRIVATE)
-def private(request: pytest.FixtureRequest) -> Bench:
-    return Bench(TRAINERS[request.param])
-
-
-def test_the_change_is_a_finite_float32_vector_of_the_models_size(bench: Bench) -> None:
-    fit = bench.fit(bench.trainer())
-    assert fit.change.dtype == np.float32
-    assert fit.change.shape == bench.start.shape
-    assert np.isfinite(fit.change).all()
-    assert np.abs(fit.change).max() > 0
-
-
-def test_the_same_place_gives_the_same_bytes_in_a_used_and_in_a_fresh_trainer(bench: Bench) -> None:
-    used = bench.trainer()
-    first = bench.fit(used)
-    bench.fit(used, client=1)
-    assert bench.fit(used).change.tobytes() == first.change.tobytes()
-    assert bench.fit(bench.trainer()).change.tobytes() == first.change.tobytes()
-
-
-def test_round_client_and_seed_each_draw_anew(bench: Bench) -> None:
-    trainer, turn = bench.trainer(), bench.last
-    changes = {
-        bench.fit(trainer, client=client, turn=turn, seed=seed).change.tobytes()
-        for client, turn, seed in ((0, turn, 3), (0, turn + 1, 3), (1, turn, 3), (0, turn, 4))
-    }
-    assert len(changes) == 4
-
-
-def test_neither_the_weights_nor_the_records_are_touched(bench: Bench) -> None:
-    x, y = bench.members.client(0)
-    weights = bench.start.copy()
-    kept = [array.copy() for array in (x, y, weights)]
-    bench.fit(bench.trainer(), y=y, start=weights)
-    assert all(map(np.array_equal, kept, (x, y, weights)))
+@pytest.mark.parametrize("name", TRAINERS)
+@pytest.mark.parametrize("check", CHECKS, ids=words)
+def test_every_trainer_does_what_all_must(check: Check, name: str) -> None:
+    check(Bench(TRAINERS[name]))
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -162,24 +78,6 @@ def test_training_helps(name: str) -> None:
     assert evaluator.scores(bench.start + fit.change)["loss"] < evaluator.scores(bench.start)["loss"]
 
 
-def test_state_and_metrics_are_plain_numbers_that_survive_json(bench: Bench) -> None:
-    fit = bench.fit(bench.trainer())
-    assert json.loads(json.dumps(dict(fit.state))) == dict(fit.state)
-    assert all(isinstance(value, float) and math.isfinite(value) for value in fit.metrics.values())
-
-
-def test_a_trainer_spends_if_and_only_if_it_says_so(bench: Bench) -> None:
-    assert bench.trainer().is_private == bench.experiment.private == (bench.agreed is not None)
-
-
-def test_a_private_trainer_sends_nothing_computed_from_records_without_noise(private: Bench) -> None:
-    _, y = private.members.client(0)
-    trainer = private.trainer()
-    one, two = (private.fit(trainer, y=labels) for labels in (y, np.roll(y, 1)))
-    assert one.change.tobytes() != two.change.tobytes()
-    assert dict(one.metrics) == dict(two.metrics)
-
-
 def test_every_trainer_and_each_of_its_forms_is_here() -> None:
     known = plugins.components("trainer")
     here = {(e.trainer.name, e.privacy.variant if e.private else "none") for e in TRAINERS.values()}
@@ -188,3 +86,10 @@ def test_every_trainer_and_each_of_its_forms_is_here() -> None:
     assert {name for name, variant in here if variant == "proved"} == private
     in_paper = {name for name, trainer in known.items() if trainer.paper_needs is not None}
     assert {name for name, variant in here if variant.startswith("paper")} == in_paper
+
+
+@pytest.mark.parametrize("name", some(plugins.names("trainer"), ("sgd", "psgd", "svm")))
+def test_the_command_finds_nothing_wrong_with_a_built_in_trainer(name: str) -> None:
+    results = list(conformance(name))
+    assert len(results) >= len(CHECKS)
+    assert [result for result in results if result.why] == []

@@ -89,7 +89,7 @@ def test_no_record_moves_a_statistic_by_more_than_is_stated_and_some_move_it_by_
         ("HeadStatistics", ("exact * (_BELOW_ONE / np.maximum(norms, 1))", "exact")),
         ("HeadStatistics", ("return math.sqrt(1 + self.cross**2)", "return 1.0")),
         ("HeadStatistics, cross 2", ("return math.sqrt(1 + self.cross**2)", "return math.sqrt(2)")),
-        ("HeadStatistics", (") / 2 + math.sqrt(self.features * (", ") / 2 + 0 * math.sqrt(self.features * (")),
+        ("HeadStatistics", ("+ math.sqrt(self.features * (", "+ 0 * math.sqrt(self.features * (")),
         ("HeadStatistics, rows", ("(self.classes if self.rows else 1)", "1")),
         ("HeadStatistics, rows", ("y = clipped(targets)", "y = targets")),
         ("HeadStatistics", ("return spec.value * statistic", "return spec.value / 2 * statistic")),
