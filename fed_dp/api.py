@@ -52,6 +52,7 @@ def simulate(
     folder: str | Path | None = None,
     runs: str | Path = "runs",
     progress: bool | None = None,
+    track: Sequence[str] = (),
 ) -> Run:
     """Run a federated simulation and return what it came to.
 
@@ -81,7 +82,9 @@ def simulate(
         The run folder. One that holds an unfinished run of the same experiment is resumed, a finished one is
         returned. By default a new one under `runs`.
     progress
-        Whether to tell of it; by default, where standard error is a terminal.
+        Whether to show a progress bar; by default, where standard error is a terminal.
+    track
+        "tensorboard" or "mlflow" (extras): where the curves are also written.
 
     Raises
     ------
@@ -89,6 +92,7 @@ def simulate(
         For every mistake that could be foreseen, before anything runs; the message names key and value.
     """
     from fed_dp.runs.report import write_report
+    from fed_dp.server.tracking import tracked
     from fed_dp.simulations.runner import simulate as run
 
     parts = {"model": model, "data": data, "task": task, "trainer": trainer, "strategy": strategy}
@@ -100,7 +104,7 @@ def simulate(
         plain={"rounds": rounds, "seed": seed, "name": name},
         settings=settings,
     )
-    observer = _observer(progress)
+    observer = tracked(_observer(progress), track)
     try:
         path, summary = run(
             whole,

@@ -39,6 +39,11 @@ def names(kind: Kind) -> tuple[str, ...]:
     return tuple(_registered(kind))
 
 
+def entries(kind: Kind, name: str) -> list[EntryPoint]:
+    """Return the entry points that register a name: more than one where packages are at odds."""
+    return list(_registered(kind).get(name, ()))
+
+
 def built_in(kind: Kind) -> tuple[str, ...]:
     """Return the names of fed_dp's own components of a kind."""
     return tuple(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fed_dp import plugins, seeds
 from fed_dp.clients.building import make_trainer
@@ -119,9 +120,10 @@ def neither_the_weights_nor_the_records_are_touched(bench: Bench) -> None:
     """Leave inputs, labels and weights as they were."""
     x, y = bench.federation.client(0)
     weights = bench.start.copy()
-    kept = x.copy(), y.copy(), weights.copy()
+    given: list[NDArray[Any]] = [x, y, weights]
+    kept = [array.copy() for array in given]
     bench.fit(bench.trainer(), y=y, start=weights)
-    same = all(np.array_equal(old, new) for old, new in zip(kept, (x, y, weights), strict=True))
+    same = all(np.array_equal(old, new) for old, new in zip(kept, given, strict=True))
     _require(same, "it has changed its inputs, labels or weights in place")
 
 

@@ -94,9 +94,9 @@ def compare(
         wanted_profile="quick" if quick else profile,
     )
     if tensorboard is not None:
-        from fed_dp.comparison.tensorboard import check
+        from fed_dp.runs.event_file import check_tensorboard
 
-        check()
+        check_tensorboard("--tensorboard")
     console = Console(stderr=as_json, highlight=False)
     watch = _Watch(console, len({cell.experiment.digest for cell in planned.cells}), quiet)
     signal.signal(signal.SIGTERM, interrupt)
@@ -273,6 +273,18 @@ def _show(console: Console, found: dict[str, Any]) -> None:
         console.print(f"ε protects {words}: {who}", soft_wrap=True, markup=False)
 
 
+def experiment_names(incomplete: str) -> list[str]:
+    """Complete the name of a shipped experiment, or of one of its variants."""
+    from fed_dp.experiment import profile, read_tables, shipped, variants
+
+    name, colon, _ = incomplete.partition(":")
+    if colon and name in shipped():
+        found = [f"{name}:{variant}" for variant in variants(profile(read_tables(name)))]
+    else:
+        found = list(shipped())
+    return [each for each in found if each.startswith(incomplete)]
+
+
 # --------------------------------------------------------------------------------------- audit
 
 
@@ -331,7 +343,12 @@ def audit_trainer(
 
 @audit.command("run")
 def audit_run(
-    experiment: Annotated[str, typer.Argument(help="A shipped experiment, NAME:VARIANT, or a TOML file.")],
+    experiment: Annotated[
+        str,
+        typer.Argument(
+            help="A shipped experiment, NAME:VARIANT, or a TOML file.", autocompletion=experiment_names
+        ),
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", "-s", metavar="KEY=VALUE", help="Override a key (repeatable)."),

@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.table import Table
 
-from fed_dp.cli.compare import audit, compare, demo, interrupt
+from fed_dp.cli import components
+from fed_dp.cli.compare import audit, compare, demo, experiment_names, interrupt
 from fed_dp.cli.data import data
 from fed_dp.cli.deploy import deploy
 from fed_dp.cli.ledger import ledger
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
     from fed_dp.experiment import Experiment
     from fed_dp.server.observers import Observer
+
+typer.core.HAS_RICH = False  # help is plain text: with it, defaults would stand in \\[brackets]
 
 app = typer.Typer(
     name="fed-dp",
@@ -80,7 +84,8 @@ def simulate(
         str,
         typer.Argument(
             help="A shipped experiment (see: fed-dp experiments list), NAME:VARIANT, a TOML file, "
-            "or, with --resume, a run folder."
+            "or, with --resume, a run folder.",
+            autocompletion=experiment_names,
         ),
     ],
     settings: Settings = None,
@@ -100,12 +105,17 @@ def simulate(
         bool,
         typer.Option("--json", help="Print summary.json to standard output, the rest to standard error."),
     ] = False,
+    track: Annotated[
+        list[str] | None,
+        typer.Option(help="Also write the curves to tensorboard or mlflow (repeatable; each is an extra)."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Run an experiment as a federated simulation and report accuracy, cost and privacy."""
     if engine not in ("auto", "ray", "in-process"):
         raise ConfigError(f"--engine = {engine!r}: expected 'auto', 'ray' or 'in-process'")
     name, variants, folder = _what_to_run(experiment, settings or [], resume, profile)
+    from fed_dp.server.tracking import tracked
     from fed_dp.simulations.study import run_study, to_resume
 
     if resume and folder is None:
@@ -114,7 +124,7 @@ def simulate(
     observers: list[Observer] = []
 
     def observe() -> Observer:
-        observers.append(_observer(console, quiet))
+        observers.append(tracked(_observer(console, quiet), track or ()))
         return observers[-1]
 
     signal.signal(signal.SIGTERM, interrupt)
@@ -175,6 +185,10 @@ def _observer(console: Console, quiet: bool) -> Observer:
 
 
 app.command("compare")(compare)
+app.command("plugins")(components.list_plugins)
+app.command("conformance")(components.conformance)
+app.command("schema")(components.schema)
+app.command("export")(components.export)
 
 # ------------------------------------------------------------------------------------ predict
 

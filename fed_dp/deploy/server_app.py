@@ -24,6 +24,7 @@ from fed_dp.runs.folder import RunFolder
 from fed_dp.server.app import RUN_FOLDER, PlainLines
 from fed_dp.server.networked import Deployment
 from fed_dp.server.rounds import run_rounds
+from fed_dp.server.tracking import tracked
 
 HOME = "FED_DP_SERVER"  # of the environment: the server's folder, which is nobody else's business
 PATIENCE = 60.0  # seconds to wait for an earlier process of the same run to end
@@ -42,7 +43,11 @@ def main(grid: Grid, context: Context) -> None:
             folder = RunFolder.open(request.folder, experiment)
             if not folder.finished:
                 deployment = Deployment(home.data, home.keys(), home.file.join_timeout, home.file.max_records)
-                run_rounds(experiment, grid, folder, PlainLines(), deployment)
+                observer = tracked(PlainLines(), home.file.track)
+                try:
+                    run_rounds(experiment, grid, folder, observer, deployment)
+                finally:
+                    observer.stop()
     except FedDpError as error:
         request.note(error)
         raise

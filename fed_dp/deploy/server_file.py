@@ -10,7 +10,7 @@ from pydantic import Field
 from fed_dp.deploy.authority import public_bytes
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import read_toml, validated
-from fed_dp.options import Section
+from fed_dp.options import Section, Words
 from fed_dp.server.discovery import MAX_RECORDS
 
 FILE, SITES = "server.toml", "sites.toml"
@@ -34,6 +34,7 @@ class ServerFile(Section):
     )
     restarts: Annotated[int, Field(ge=0)] = 3  # of a run that stops again and again without finishing a round
     max_records: Annotated[int, Field(ge=1)] = MAX_RECORDS  # that a site may announce: its weight in a mean
+    track: Words = ()  # "tensorboard", "mlflow": where the curves of runs are also written
     data: ServerData = ServerData()
 
 

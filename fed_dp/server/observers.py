@@ -52,3 +52,40 @@ class Silent:
 
     def stop(self) -> None:
         """Do nothing."""
+
+
+class Several:
+    """Several observers as one."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
+        """Tell all that the run begins."""
+        for each in self._observers:
+            each.started(experiment, folder, done)
+
+    def round_done(self, line: Line) -> None:
+        """Tell all that a round is over."""
+        for each in self._observers:
+            each.round_done(line)
+
+    def client_failed(self, client: int, failure: Failure) -> None:
+        """Tell all of an exception."""
+        for each in self._observers:
+            each.client_failed(client, failure)
+
+    def checkpoint(self, folder: Path, done: int) -> None:
+        """Tell all to write."""
+        for each in self._observers:
+            each.checkpoint(folder, done)
+
+    def restore(self, folder: Path, done: int) -> None:
+        """Tell all to read."""
+        for each in self._observers:
+            each.restore(folder, done)
+
+    def stop(self) -> None:
+        """Tell all that the run is over."""
+        for each in self._observers:
+            each.stop()

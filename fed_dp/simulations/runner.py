@@ -14,40 +14,25 @@ from fed_dp.clients.trainer import ClientBatchTrainer
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import load, make_federation
 from fed_dp.mechanisms import SecureNoise
-from fed_dp.runs.folder import Line, RunFolder, new_path
+from fed_dp.runs.folder import RunFolder, new_path
 from fed_dp.server.app import RUN_FOLDER, make_server_app
-from fed_dp.server.observers import Observer
+from fed_dp.server.observers import Observer, Several, Silent
 from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, Config, InProcessGrid, SimulationGrid
-from fed_dp.strategies.failures import Failure
 
 Engine = Literal["auto", "ray", "in-process"]
 
 
-class _WithClients:
-    """An observer that adds the clients' state to every checkpoint and passes everything on."""
+class _Clients(Silent):
+    """Writes the clients' state beside every checkpoint of the server."""
 
-    def __init__(self, observer: Observer, grid: SimulationGrid) -> None:
-        self._observer, self._grid = observer, grid
-
-    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
-        self._observer.started(experiment, folder, done)
-
-    def round_done(self, line: Line) -> None:
-        self._observer.round_done(line)
-
-    def client_failed(self, client: int, failure: Failure) -> None:
-        self._observer.client_failed(client, failure)
+    def __init__(self, grid: SimulationGrid) -> None:
+        self._grid = grid
 
     def checkpoint(self, folder: Path, done: int) -> None:
         self._grid.save(folder, done)
-        self._observer.checkpoint(folder, done)
 
     def restore(self, folder: Path, done: int) -> None:
         self._grid.load(folder, done)
-        self._observer.restore(folder, done)
-
-    def stop(self) -> None:
-        self._observer.stop()
 
 
 def engine_for(engine: Engine, experiment: Experiment) -> Engine:
@@ -91,7 +76,7 @@ def simulate(
         return path, done.summary()
     config: Config = {**to_run_config(experiment), RUN_FOLDER: str(path.absolute())}
     with _grid(engine_for(engine, experiment), experiment, config, client_batch) as grid:
-        app = make_server_app(_WithClients(observer, grid))
+        app = make_server_app(Several(_Clients(grid), observer))
         app(grid, Context(RUN_ID, SERVER_NODE, {}, RecordDict(), config))
     return path, RunFolder(path).summary()
 
