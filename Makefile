@@ -65,7 +65,7 @@ $(VENV)/bin/python:
 
 $(VENV)/installed: $(VENV)/bin/python pyproject.toml constraints.txt Makefile
 	@echo "installing fed_dp and what it needs (a few minutes the first time)"
-	@$(PIP) --editable .
+	@$(PIP) --editable '.[simulation,report]'
 	@touch $@
 
 $(VENV)/installed-secure: $(VENV)/installed

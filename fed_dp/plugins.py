@@ -171,6 +171,20 @@ def code_of(value: Any) -> str:
     return f"sha256:{hashlib.sha256(text).hexdigest()}"
 
 
+def same_code(path: str, noted: str | None, *, key: str) -> str:
+    """Return the code of what an import path names.
+
+    Raises
+    ------
+    ConfigError
+        When it is not there, or other code than was noted.
+    """
+    found = code_of(imported(path, key=f"{key}.factory"))
+    if noted not in (None, found):
+        raise ConfigError(f"{key}.code = {noted!r}: the code of {path!r} is {found!r} here")
+    return found
+
+
 def foreign_code(component: Any) -> str | None:
     """Return the code of another package's component, with that package's version; None for fed_dp's own."""
     made = component if isinstance(component, type) else type(component)

@@ -81,6 +81,21 @@ def fetch_data(
             fetch(section.folder(), file, mirror=mirror)
 
 
+@data.command("describe")
+def describe_data(
+    folder: Annotated[
+        Path, typer.Argument(help="A folder with train.csv, train.parquet, train.npz, or images.")
+    ],
+) -> None:
+    """Propose the [data] section of an experiment, to be completed with public bounds.
+
+    This looks at the records, and tells in comments what is in them: for somebody who may see them.
+    """
+    from fed_dp.data.describe import describe
+
+    print(describe(folder), end="")
+
+
 def _known(name: str) -> type[Data]:
     """Return a data set that stands for itself: not one of the user's own."""
     from fed_dp import plugins

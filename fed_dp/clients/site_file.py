@@ -16,6 +16,7 @@ from fed_dp.accounting import Budget, Ledger
 from fed_dp.errors import ConfigError, SiteRefused
 from fed_dp.experiment import Experiment, read_toml, validated
 from fed_dp.experiment.plan import guarantee_of
+from fed_dp.models.networks.pretrained import provide
 from fed_dp.options import Count, Section
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
@@ -80,6 +81,7 @@ class SiteFile(Section):
     witness: str | None = None  # where the ledger's last entry is noted again; without it: beside the key
     heartbeat: Annotated[float, Field(ge=10, le=1800, strict=False)] = 10.0  # seconds
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # on loopback, between its own processes; 0: any
+    encoders: Names = ()  # files of pre-trained encoders, which experiments name by their SHA-256
     data: OwnData | None = None
     budget: OwnBudget | None = None
     allow: Allow = Allow()
@@ -101,7 +103,10 @@ class SiteFile(Section):
         data = None if site.data is None else OwnData(path=str(home / Path(site.data.path).expanduser()))
         memory = None if site.memory is None else str(home / site.memory)
         noted = str(Path(found["key"]).with_name(WITNESS) if site.witness is None else home / site.witness)
-        return site.model_copy(update={**found, "data": data, "memory": memory, "witness": noted})
+        encoders = tuple(str(home / Path(each).expanduser()) for each in site.encoders)
+        return site.model_copy(
+            update={**found, "data": data, "memory": memory, "witness": noted, "encoders": encoders}
+        )
 
     def opened(self) -> Ledger:
         """Return the ledger; its budget must be the one stated here."""
@@ -124,6 +129,10 @@ class SiteFile(Section):
         for kind in plugins.GROUPS:
             table = tables.get(kind)
             named = table if isinstance(table, dict) else {"name": table}
+            if "weights" in named and (sha256 := named.get("sha256")) not in self._provided():
+                raise SiteRefused(
+                    f"{kind}.sha256 = {sha256!r} is no file that this site names (encoders); nothing was sent"
+                )
             for key in ("name", "factory", "loader"):
                 value = named.get(key)
                 if value is None or (key == "name" and value in plugins.built_in(kind)):
@@ -138,6 +147,10 @@ class SiteFile(Section):
                         f"trainer.name = {value!r}: a site runs trainers that are registered under a name "
                         "(entry point fed_dp.trainers); nothing was sent"
                     )
+
+    def _provided(self) -> list[Any]:
+        """Offer the site's files of encoders, and return their SHA-256."""
+        return [provide(Path(each)) for each in self.encoders]
 
     def permit(self, experiment: Experiment) -> None:
         """Refuse, by name, what this file does not allow. No record is looked at."""

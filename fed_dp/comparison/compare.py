@@ -13,6 +13,7 @@ from fed_dp.comparison.report import write_all
 from fed_dp.comparison.run_cache import Done, run_cells
 from fed_dp.experiment.comparing import Plan
 from fed_dp.experiment.federation import load
+from fed_dp.extras import need
 from fed_dp.runs.folder import new_path
 
 
@@ -27,6 +28,7 @@ def compare(
     observe: Callable[[Done], None] = lambda _: None,
 ) -> tuple[Path, dict[str, Any]]:
     """Run a comparison; return its folder, with report.html, and what came of it."""
+    need("matplotlib", extra="report", what="a comparison")
     done = run_cells(plan.cells, root=root, jobs=jobs, fresh=fresh, observe=observe)
     found = outcome(plan, done, command=command)
     if audit:

@@ -23,7 +23,7 @@ DATES = (
 )
 
 
-def _is_date(cell: Any) -> bool:
+def is_date(cell: Any) -> bool:
     """Return whether a cell is a date, or reads as one."""
     if isinstance(cell, date):
         return True
@@ -132,7 +132,7 @@ class Columns:
             row = int(np.flatnonzero(refused)[0])
             raise DataCorrupt(
                 f"{where}: column {column.name!r}, record {row}: {column.iloc[row]!r} is not a finite number"
-                + (f"; {DATES}" if _is_date(column.iloc[row]) else "")
+                + (f"; {DATES}" if is_date(column.iloc[row]) else "")
             )
         scaled = mapped(np.where(missing, low, values), low, high)
         scaled[missing] = 0

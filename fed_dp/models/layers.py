@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fed_dp.models.encoders import Encoded, both_signs
+from fed_dp.models.encoders import Encoded, both_signs, unit
 from fed_dp.tasks import Task
 
 
@@ -66,6 +68,39 @@ class OnFrozen(nn.Module):
         """Return what the trained part does."""
         found: Tensor = self.trained(self.frozen(x))
         return found
+
+
+class Frozen(nn.Module):
+    """A module that is never trained: it is no part of the weights, and always in evaluation mode.
+
+    Copies share it.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self._held = [module.eval()]  # in a list, where torch does not look for parameters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what it makes of records."""
+        with torch.no_grad():
+            found: Tensor = self._held[0](x)
+        return found
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Frozen:
+        self._held[0]._apply(fn)  # type: ignore[no-untyped-call]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
+
+    def __deepcopy__(self, memo: Any) -> Frozen:
+        """Return another around the same module."""
+        return Frozen(self._held[0])
+
+
+class Unit(nn.Module):
+    """Rows of norm 1."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return them."""
+        return unit(x)
 
 
 class TwoClasses(nn.Module):

@@ -6,15 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fed_dp.errors import ConfigError
+from fed_dp.extras import need
 
 
 def check_tensorboard(key: str) -> None:
     """Refuse at once, where the extra is missing; `key` is what asked for it."""
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        raise ConfigError(f"{key} needs the extra: pip install 'fed-dp[tensorboard]'") from None
+    need("tensorboard", extra="tensorboard", what=key)
 
 
 class EventFile:

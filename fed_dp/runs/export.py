@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fed_dp.errors import ConfigError
+from fed_dp.extras import need
 from fed_dp.runs.folder import write_atomically
 from fed_dp.runs.saved_model import SavedModel
 
@@ -32,6 +33,8 @@ def write_model(run: Path, out: Path, *, form: Form = "state-dict") -> None:
     """
     import torch
 
+    if form == "onnx":
+        need("onnx", "onnxscript", extra="onnx", what="--onnx")
     model = SavedModel.load(run)
     module, buffer = model.module(), io.BytesIO()
     if form == "state-dict":
@@ -44,11 +47,6 @@ def write_model(run: Path, out: Path, *, form: Form = "state-dict") -> None:
         if form == "torch-export":
             torch.export.save(program, buffer)
         else:
-            try:
-                import onnx  # noqa: F401
-                import onnxscript  # noqa: F401
-            except ImportError:
-                raise ConfigError("--onnx needs the extra: pip install 'fed-dp[onnx]'") from None
             made = torch.onnx.export(program, example, dynamo=True, dynamic_shapes=(batch,), verbose=False)
             assert made is not None  # with dynamo
             buffer.write(made.model_proto.SerializeToString())

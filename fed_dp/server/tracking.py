@@ -13,6 +13,7 @@ from typing import Any
 
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import Experiment
+from fed_dp.extras import need
 from fed_dp.runs.event_file import EventFile, check_tensorboard
 from fed_dp.runs.folder import Line
 from fed_dp.server.observers import Observer, Several, Silent
@@ -67,10 +68,7 @@ class MLflow(Tracker):
     """A run of MLflow, wherever MLFLOW_TRACKING_URI says; one that is resumed is gone on with."""
 
     def __init__(self) -> None:
-        try:
-            import mlflow  # noqa: F401
-        except ImportError:
-            raise ConfigError("track = 'mlflow' needs the extra: pip install 'fed-dp[mlflow]'") from None
+        need("mlflow", extra="mlflow", what="track = 'mlflow'")
         self._client: Any = None
         self._run = ""
 

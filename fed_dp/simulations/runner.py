@@ -13,6 +13,7 @@ from fed_dp.clients.building import make_trainer
 from fed_dp.clients.trainer import ClientBatchTrainer
 from fed_dp.experiment import Experiment, to_run_config
 from fed_dp.experiment.federation import load, make_federation
+from fed_dp.extras import installed, need
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.runs.folder import RunFolder, new_path
 from fed_dp.server.app import RUN_FOLDER, make_server_app
@@ -36,15 +37,19 @@ class _Clients(Silent):
 
 
 def engine_for(engine: Engine, experiment: Experiment) -> Engine:
-    """Return where an experiment runs. `auto` is Ray, unless clients train one at a time anyway.
+    """Return where an experiment runs. `auto` is Ray if it is installed, unless clients train one at a time.
 
     Then this process does it without the way to another and back, a third of a turn of DSSGD's MLP.
     A GPU or a cluster that the experiment asks for is Ray's.
     """
-    if engine != "auto":
-        return engine
-    alone = experiment.nodes == 1 or experiment.strategy.one_at_a_time
-    return "in-process" if alone and not experiment.clients.gpus and not experiment.ray.address else "ray"
+    alone = experiment.nodes == 1 or experiment.strategy.one_at_a_time or not installed("ray")
+    if engine == "auto":
+        engine = (
+            "in-process" if alone and not experiment.clients.gpus and not experiment.ray.address else "ray"
+        )
+    if engine == "ray":
+        need("ray", extra="simulation", what="engine = 'ray'")
+    return engine
 
 
 def check(experiment: Experiment) -> int:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from fed_dp.errors import FedDpError, ResumeError, RunError
-from fed_dp.experiment import Experiment, build
+from fed_dp.experiment import Experiment, build, group_of
+from fed_dp.extras import need
 from fed_dp.runs.folder import REPORT, RunFolder, new_path, write_atomically
 from fed_dp.runs.groups import grouped, spread_of
 from fed_dp.runs.report import write_report
@@ -42,6 +43,8 @@ def run_study(
     A file with one variant is an ordinary run: its folder is the run folder itself.
     With `folder`, finished variants are kept and unfinished ones resumed.
     """
+    if any(group_of(variant) != variant for variant in variants):
+        need("matplotlib", extra="report", what="the report of repeated runs")
     for experiment in variants.values():
         check(experiment)
     path = folder or new_path(root, name)

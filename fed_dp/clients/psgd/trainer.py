@@ -63,7 +63,7 @@ class PsgdTrainer:
         noise_source: NoiseSource = "simulation",
         clients_at_once: int | None = None,
     ) -> None:
-        if problems := ModuleValidator.validate(net.network, strict=False):
+        if problems := ModuleValidator.validate(net.trained, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
         if not any(hasattr(p, "_forward_counter") for p in net.parameters):  # not hooked by Opacus yet
             check_independent(net.network, net.shape, name=net.name)

@@ -41,12 +41,9 @@ class Own(Network):
         if not isinstance(table, dict) or not isinstance(path := table.get("factory"), str):
             return table
         try:
-            found = plugins.code_of(plugins.imported(path, key="model.factory"))
+            return {**table, "code": plugins.same_code(path, table.get("code"), key="model")}
         except ConfigError as error:
             raise ValueError(str(error)) from None
-        if table.get("code") not in (None, found):
-            raise ValueError(f"model.code = {table['code']!r}: the code of {path!r} is {found!r} here")
-        return {**table, "code": found}
 
     @property
     def sizes(self) -> dict[str, int]:
