@@ -19,6 +19,7 @@ Names are imported when they are first used: `import fed_dp` takes no longer tha
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fed_dp.lazy import exports
@@ -99,4 +100,10 @@ _HOMES = {
     "strategies.statistics": ("Statistics",),
     "tasks": ("Binary", "Classification", "Metric", "MultiLabel", "Regression", "Task"),
 }
-__getattr__ = exports(__name__, {name: module for module, listed in _HOMES.items() for name in listed})
+_HOMES_BY_NAME = {name: module for module, listed in _HOMES.items() for name in listed}
+_exported = exports(__name__, _HOMES_BY_NAME)
+
+
+def __getattr__(name: str) -> object:
+    """Import a name, or the package `flower`, when it is first used."""
+    return import_module("fed_dp.flower") if name == "flower" else _exported(name)

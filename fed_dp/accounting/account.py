@@ -32,6 +32,8 @@ class Budget:
             raise PrivacyError(f"budget epsilon = {self.epsilon!r}: expected above 0, at most 1e9")
         if not (isinstance(self.delta, float | int) and (self.delta == 0 or MIN_DELTA <= self.delta < 1)):
             raise PrivacyError(f"budget delta = {self.delta!r}: expected 0, or from {MIN_DELTA:g} to 1")
+        for key in ("epsilon", "delta"):  # 4 and 4.0 are one budget, and sealed alike
+            object.__setattr__(self, key, float(getattr(self, key)))
 
     def pays(self, charges: dict[Charge, int]) -> bool:
         """Return whether all these charges together stay within it."""

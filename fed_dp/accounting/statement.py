@@ -226,7 +226,9 @@ def _warnings(late: int, budget: float, refused: int, status: str, deployed: boo
     if status == "refuted":
         found.append("this guarantee is refuted: no ε holds, and the numbers above are only what is stated")
     if status == "claimed":
-        found.append("this guarantee is only claimed by its paper: no proof covers what is done here")
+        found.append(
+            "this guarantee is only claimed by its paper or author: no proof covers what is done here"
+        )
     if late:
         found.append(
             f"{late} replies never came or came too late: what they released is metered by their sites "

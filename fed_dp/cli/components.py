@@ -71,11 +71,10 @@ def conformance(
         if trials and experiment.private:
             finding = audit_trainer(name, variant=form, trials=trials, confidence=confidence)
             findings.append(finding)
-            proved = finding.guarantee.stated == "proved"
-            why = (
-                f"ε ≥ {finding.bound:.3f}, stated is {finding.claim:g}" if finding.refuted and proved else ""
-            )
-            results.append(Result(form, "a proved guarantee is not refuted by its audit", why))
+            if finding.guarantee.stated == "proved":
+                lower = f"at least ε = {finding.bound:.3f} is lost, stated is {finding.claim:g}"
+                why = lower if finding.refuted else ""
+                results.append(Result(form, "its proved guarantee is not refuted by its audit", why))
     failed = [result for result in results if result.why]
     if as_json:
         told = [{"form": r.form, "check": r.check, "passed": not r.why, "why": r.why} for r in results]
@@ -84,7 +83,7 @@ def conformance(
         )
     else:
         console = Console(highlight=False)
-        table = Table("form", "check", "", title=f"conformance of {name}")
+        table = Table("privacy.variant", "check", "", title=f"conformance of {name}")
         for result in results:
             table.add_row(result.form, result.check, result.why or "passed")
         console.print(table)

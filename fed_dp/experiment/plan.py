@@ -49,8 +49,9 @@ def warning_of(experiment: Experiment) -> str | None:
     guarantee = guarantee_of(experiment)
     if guarantee is None or guarantee.status == "proved":
         return None
-    variant = experiment.privacy.variant
-    return f"NOT PROVED: privacy.variant = {variant!r} is {guarantee.status}: {guarantee.reason}"
+    variant, (key, name) = experiment.privacy.variant, experiment.mechanism or ("", "")
+    which = f"{key} = {name!r}" if variant == "proved" else f"privacy.variant = {variant!r}"
+    return f"NOT PROVED: {which} is {guarantee.status}: {guarantee.reason}"
 
 
 def budget_of(experiment: Experiment) -> Budget | None:

@@ -35,14 +35,14 @@ def check_independent(
     ModelError
         Naming the network and what depends on other records.
     """
-    network = copy.deepcopy(network).train()
+    network = _exact(copy.deepcopy(network).train(), shape)
     for module in network.modules():
         if isinstance(module, _DROPOUT):
             module.eval()
     source = torch.Generator().manual_seed(0)
     buffers = {key: value.clone() for key, value in network.named_buffers()}
     for count in BATCHES:
-        x = torch.randn(count, *shape, generator=source).to(_device(network))
+        x = torch.randn(count, *shape, generator=source).to(_example(network))
         if seen is not None:
             with torch.no_grad():
                 alone = torch.cat([seen(network, part) for part in torch.split(x, 1)])
@@ -69,7 +69,7 @@ def check_independent_loss(task: Task, network: nn.Module, shape: Shape, outputs
     network = copy.deepcopy(network).eval()
     for count in BATCHES:
         with torch.no_grad():
-            found = network(torch.randn(count, *shape, generator=source).to(_device(network)))
+            found = network(torch.randn(count, *shape, generator=source).to(_example(network)))
         targets = _targets(task, count, outputs, source).to(found.device)
         together = task.loss(found, targets)
         if not isinstance(together, Tensor) or together.shape != (count,):
@@ -96,7 +96,7 @@ def _compare_training(network: nn.Module, x: Tensor, name: str, source: torch.Ge
     """Compare outputs, and the gradient of a random function of them."""
     together, alone = network(x), torch.cat([network(part) for part in torch.split(x, 1)])
     _compare(name, "output", together.detach(), alone.detach())
-    direction = torch.randn(together.shape, generator=source).to(x.device)
+    direction = torch.randn(together.shape, generator=source).to(x)
     parameters = [p for p in network.parameters() if p.requires_grad]
     gradients = [torch.autograd.grad((each * direction).sum(), parameters) for each in (together, alone)]
     for found, wanted in zip(*gradients, strict=True):
@@ -116,5 +116,20 @@ def _compare(name: str, what: str, together: Tensor, alone: Tensor) -> None:
     )
 
 
-def _device(network: nn.Module) -> torch.device:
-    return next((p.device for p in network.parameters()), torch.device("cpu"))
+def _exact(network: nn.Module, shape: Shape) -> nn.Module:
+    """Return a network in double precision: in single, rounding may move the largest of a pool.
+
+    One that only works in single precision is left as it is.
+    """
+    double = copy.deepcopy(network).double()
+    try:
+        with torch.no_grad():
+            double(torch.zeros(2, *shape).to(_example(double)))
+    except RuntimeError:
+        return network
+    return double
+
+
+def _example(network: nn.Module) -> Tensor:
+    """Return a tensor of the network's device and precision."""
+    return next(network.parameters(), torch.zeros(0)).detach()

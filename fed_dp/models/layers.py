@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -71,10 +72,7 @@ class OnFrozen(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A module that is never trained: it is no part of the weights, and always in evaluation mode.
-
-    Copies share it.
-    """
+    """A module that is never trained: it is no part of the weights, and always in evaluation mode."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -91,8 +89,8 @@ class Frozen(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call, no-any-return]
 
     def __deepcopy__(self, memo: Any) -> Frozen:
-        """Return another around the same module."""
-        return Frozen(self._held[0])
+        """Return a copy."""
+        return Frozen(copy.deepcopy(self._held[0], memo))
 
 
 class Unit(nn.Module):

@@ -81,6 +81,8 @@ class SavedModel:
         """Return the network with its weights; of a network of the user's own, the module that it gave."""
         net = FlatNetwork(self.experiment.network(self.shape, self.classes))
         net.load(self.weights)
+        for parameter in net.parameters:  # each in a memory of its own, and not in the flat vector's
+            parameter.data = parameter.data.clone()
         return self.experiment.model.own_module(net.network.eval())
 
     def _evaluator(self, x: Floats, y: NDArray[Any]) -> Evaluator:

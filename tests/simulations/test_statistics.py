@@ -227,7 +227,7 @@ def test_a_papers_form_is_claimed_and_says_so_first_and_last(
     assert cost["guarantee"] == "claimed"
     assert cost["epsilon_total"] == 4.0
     assert cost["rounds_free"] == 0  # it looks at the records again
-    assert "only claimed by its paper" in cost["warnings"][0]
+    assert "only claimed by its paper or author" in cost["warnings"][0]
     assert len(Ledger(path / LEDGERS, "client-0000").read()[1]) == 1
 
 
