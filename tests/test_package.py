@@ -20,6 +20,7 @@ from fed_dp.data.options import Data
 from fed_dp.experiment.components import StrategyOptions, TrainerOptions
 from fed_dp.models.network import Network
 from fed_dp.options import Section
+from fed_dp.tasks import Task
 
 ROOT = Path(__file__).parent.parent
 
@@ -40,6 +41,7 @@ KINDS: dict[plugins.Kind, type[Section]] = {
     "strategy": StrategyOptions,
     "model": Network,
     "data": Data,
+    "task": Task,
 }
 
 

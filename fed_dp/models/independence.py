@@ -7,6 +7,7 @@ of a record depends on the others in its batch (a mean over the batch, a running
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -121,7 +122,9 @@ def _exact(network: nn.Module, shape: Shape) -> nn.Module:
 
     One that only works in single precision is left as it is.
     """
-    double = copy.deepcopy(network).double()
+    with warnings.catch_warnings():  # TorchScript's parameters are no leaves of the graph
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
+        double = copy.deepcopy(network).double()
     try:
         with torch.no_grad():
             double(torch.zeros(2, *shape).to(_example(double)))

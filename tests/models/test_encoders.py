@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from fed_dp.models.encoders import Compression, Fitted, PatchFilters, RandomFeat
 from fed_dp.models.layers import OnFrozen
 from fed_dp.models.paper import AutoEncoder, Cdbn, Crbm
 from fed_dp.models.scattering import ANGLES, CHANNELS, MARGIN, Scattering, _low_pass, _morlet
-from tests.networks import network
+from tests.networks import network, options_of
 
 IMAGES, BEHAVIOUR = (1, 8, 8), (1, 5, 30)
 
@@ -86,9 +87,10 @@ STATISTICS_MODELS = [name for name, model in MODELS.items() if model.offers in P
 
 
 @pytest.mark.parametrize("name", STATISTICS_MODELS)
-def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: str) -> None:
+def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: str, tmp_path: Path) -> None:
     shape = BEHAVIOUR if MODELS[name].of_behaviour else IMAGES
-    encoded = network(name, shape, 10).build()
+    given = network(name, shape, 10, **options_of(name, tmp_path, channels=shape[0]))
+    encoded = given.build()
     assert isinstance(encoded, Encoded)
     with torch.no_grad():
         features = encoded.features(images(6, shape))
@@ -96,7 +98,7 @@ def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: s
         assert float(features.abs().max()) == 1
     else:
         assert features.norm(dim=1).numpy() == pytest.approx(np.ones(6), abs=1e-4)
-    solver = Solver(network(name, shape, 10), cross=1.0)
+    solver = Solver(given, cross=1.0)
     sizes = [layer.statistic.size for layer in encoded.learnt]
     assert [statistic.size for statistic in solver.statistics[:-1]] == sizes
     fitted = sum(
@@ -105,7 +107,7 @@ def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: s
         if isinstance(layer, Fitted)
         for parameter in layer.parameters()
     )
-    assert FlatNetwork(network(name, shape, 10)).size == sum(sizes) + fitted + 10 * features.shape[1]
+    assert FlatNetwork(given).size == sum(sizes) + fitted + 10 * features.shape[1]
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,14 @@ def test_features_have_norm_one_and_the_layout_is_that_of_the_statistics(name: s
     [(name, None) for name in STATISTICS_MODELS]
     + [(name, 2) for name in STATISTICS_MODELS if "layers" in MODELS[name].model_fields],
 )
-def test_the_schema_counts_the_stages_of_every_network(name: str, layers: int | None) -> None:
+def test_the_schema_counts_the_stages_of_every_network(name: str, layers: int | None, tmp_path: Path) -> None:
     trainer = PROVED[MODELS[name].offers]
-    model = {"name": name} | ({"layers": layers} if layers else {})
+    shape = BEHAVIOUR if MODELS[name].of_behaviour else IMAGES
+    model = {"name": name, **options_of(name, tmp_path, channels=shape[0])}
+    model |= {"layers": layers} if layers else {}
     data: dict[str, Any] = {"name": "health-weekly" if MODELS[name].of_behaviour else "digits"}
     data |= {"public_records": 50} if trainer == "adlm" else {}
     experiment = experiment_of({"data": data, "model": model, "trainer": {"name": trainer, "perturb": False}})
-    shape = BEHAVIOUR if MODELS[name].of_behaviour else IMAGES
     encoded = experiment.network(shape, 10).build()
     assert isinstance(encoded, Encoded)
     assert encoded.stages == len(encoded.learnt) + 1 == experiment.model.stages

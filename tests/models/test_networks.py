@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from fed_dp import plugins
 from fed_dp.errors import ModelError
 from fed_dp.models import Evaluator, FlatNetwork, initial_weights
 from fed_dp.models.layers import L2Pooling, SubtractiveNormalisation
-from tests.networks import network
+from tests.networks import network, options_of
 
 
 @pytest.mark.parametrize(
@@ -27,9 +29,9 @@ def test_the_papers_networks_have_the_papers_parameter_counts(
 
 
 @pytest.mark.parametrize("name", plugins.names("model"))
-def test_every_network_gives_log_probabilities(name: str) -> None:
+def test_every_network_gives_log_probabilities(name: str, tmp_path: Path) -> None:
     shape = (3, 32, 32) if "svhn" in name else (1, 32, 32)
-    output = network(name, shape, 10).build()(torch.randn(4, *shape))
+    output = network(name, shape, 10, **options_of(name, tmp_path)).build()(torch.randn(4, *shape))
     assert output.shape == (4, 10)
     assert torch.allclose(output.exp().sum(1), torch.ones(4))
 

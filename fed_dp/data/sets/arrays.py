@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from fed_dp import plugins
 from fed_dp.data.dataset import DataSet, Floats, Records, every_nth, identity
@@ -162,7 +162,12 @@ class Arrays(Embedded):
         if owner is not None:
             given.setdefault("partition", Natural(name="natural"))
             given["clients"] = len(np.unique(owner))
-        return cls(sha256=sha256, **given)
+        try:
+            return cls(sha256=sha256, **given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise ConfigError(f"data.{key} = {first['input']!r}: {first['msg']}") from None
 
     def read(self) -> DataSet:
         """Return the records, which this process must hold."""
@@ -201,7 +206,10 @@ class OwnLoader(Data):
 
 
 def _inputs(x: ArrayLike, what: str) -> NDArray[np.uint8] | Floats:
-    found = np.asarray(x)
+    try:
+        found = np.asarray(x)
+    except ValueError:
+        raise DataCorrupt(f"{what}: expected numbers, one row of the same shape for each record") from None
     if found.dtype == object or not (np.issubdtype(found.dtype, np.number) or found.dtype == bool):
         raise DataCorrupt(
             f"{what} holds {found.dtype}: expected numbers, one row of the same shape for each record"
@@ -250,7 +258,12 @@ def _items(dataset: Any, what: str) -> Pair:
     inputs: list[NDArray[Any]] = []
     targets: list[NDArray[Any]] = []
     for place in range(len(dataset)):
-        item = dataset[place]
+        try:
+            item = dataset[place]
+        except Exception as error:
+            raise DataCorrupt(
+                f"{what}: item {place} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(item, tuple | list) or len(item) != 2:
             raise DataCorrupt(f"{what}: item {place} is {type(item).__name__}, expected (inputs, target)")
         x, y = (np.asarray(part) for part in item)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import warnings
 import zipfile
 from functools import lru_cache
 from pathlib import Path
@@ -140,7 +141,9 @@ def _loaded(path: str, sha256: str, factory: str | None, options: str) -> nn.Mod
         raise ModelError(f"{where} has the SHA-256 {found}, the experiment says {sha256}")
     try:
         if factory is None:
-            return torch.jit.load(io.BytesIO(data), map_location="cpu")  # type: ignore[no-any-return, no-untyped-call]
+            with warnings.catch_warnings():  # torch advises others to export in another way
+                warnings.simplefilter("ignore", DeprecationWarning)
+                return torch.jit.load(io.BytesIO(data), map_location="cpu")  # type: ignore[no-any-return, no-untyped-call]
         state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
         made = plugins.imported(factory, key="model.factory")(**dict(ast.literal_eval(options)))
         if not isinstance(made, nn.Module):
