@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def list_plugins(
     from fed_dp import plugins
 
     table = Table("kind", "name", "from", "package", "about")
-    broken = 0
+    broken: list[str] = []
     for kind in plugins.GROUPS:
         own = plugins.built_in(kind)
         for name in plugins.names(kind):
@@ -34,7 +35,8 @@ def list_plugins(
             try:
                 about = (plugins.find(kind, name).__doc__ or "").strip().partition("\n")[0]
             except ConfigError as error:
-                about, broken = f"error: {error}", broken + 1
+                about = "cannot be loaded"
+                broken.append(str(error))
             for entry in plugins.entries(kind, name):
                 package = "" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
                 table.add_row(kind, name, entry.value, package, about)
@@ -43,6 +45,8 @@ def list_plugins(
         console.print(table)
     else:
         console.print("no package but fed_dp has components; --all lists fed_dp's own")
+    for error in broken:
+        print(f"error: {error}", file=sys.stderr)
     if broken:
         raise typer.Exit(1)
 

@@ -20,7 +20,9 @@ def json_schema() -> dict[str, Any]:
         tables[kind] = _component(kind, default, definitions)  # type: ignore[arg-type]
     plain = Experiment.model_fields.keys() - tables.keys()
     whole = {key: value for key, value in _plain_fields().items() if key in plain}
-    changes = {"type": "object", "properties": {**whole, **tables}}  # of a variant or a profile
+    # Of a variant or a profile: what is not given, also within a table, is as in the file.
+    parts = {key: {"type": ["object", "string"]} for key in tables}
+    changes = {"type": "object", "properties": {**whole, **parts, "repeats": _FREE, "compare": _FREE}}
     lists = {
         "extends": {"type": "string", "description": "An experiment whose keys are taken over."},
         "variants": {"type": "object", "additionalProperties": changes},
@@ -61,6 +63,8 @@ def _component(kind: plugins.Kind, default: str, definitions: dict[str, Any]) ->
     for name, component in plugins.components(kind).items():
         schema = _of(component, definitions)
         properties = {**schema.get("properties", {}), "name": {"const": name}}
+        if "partition" in properties:  # partition = "iid" is short for a table
+            properties["partition"] = {"anyOf": [properties["partition"], {"type": "string"}]}
         required = [] if name == default else ["name"]
         choices.append({**schema, "title": f"{kind} {name}", "properties": properties, "required": required})
     path = {
