@@ -45,8 +45,8 @@ def list_plugins(
         console.print(table)
     else:
         console.print("no package but fed_dp has components; --all lists fed_dp's own")
-    for error in broken:
-        print(f"error: {error}", file=sys.stderr)
+    for line in broken:
+        print(f"error: {line}", file=sys.stderr)
     if broken:
         raise typer.Exit(1)
 
