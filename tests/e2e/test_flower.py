@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,3 +104,24 @@ def test_all_three_engines_give_the_same_result(
     theirs = json.loads((folder / "summary.json").read_text())
     for key in ("accuracy", "bytes", "privacy", "digest"):
         assert expected[key] == summary[key] == theirs[key]
+
+
+def test_somebody_elses_app_with_our_strategy_and_mod_runs_under_flowers_engine(
+    flower: dict[str, str], tmp_path: Path
+) -> None:
+    app = shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "quickstart")
+    subprocess.run(["patch", "-p1", "-i", "dssgd.diff"], cwd=app, check=True, capture_output=True)
+    command = [str(BIN / "flwr"), "run", str(app), "--stream", "-c", "num-server-rounds=2"]
+    done = subprocess.run(
+        [*command, "--federation-config", "num-supernodes=4 client-resources-num-cpus=1"],
+        env=flower,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()
+    assert "final accuracy" in log, log[-3000:]
+    # ε so far of every client, and the clients whose uploads were used
+    assert "'uploads': 4" in log or "uploads': '4" in log, log[-3000:]
