@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
 
 from fed_dp.experiment import Experiment
 from fed_dp.runs.folder import Line
 from fed_dp.strategies.failures import Failure
 
 
-class Observer(Protocol):
-    """Who watches a run: a progress bar, a log, a checkpoint of the clients."""
+class Observer:
+    """Who watches a run: a progress bar, a log, a checkpoint of the clients. By default it does nothing."""
 
     def started(self, experiment: Experiment, folder: Path, done: int) -> None:
         """Note that the run begins (done = 0) or resumes after round `done`."""
 
-    def round_done(self, line: Line) -> None:
-        """Note that a round is over; its line is in metrics.jsonl."""
-
     def client_failed(self, client: int, failure: Failure) -> None:
         """Note that a simulated client raised an exception: the first of its kind, with its traceback."""
+
+    def round_done(self, line: Line) -> None:
+        """Note that a round is over; its line is in metrics.jsonl."""
 
     def checkpoint(self, folder: Path, done: int) -> None:
         """Round `done` is about to be checkpointed: write now what must be as old as it."""
@@ -32,29 +31,11 @@ class Observer(Protocol):
         """Note that the run is over, whichever way."""
 
 
-class Silent:
-    """An observer that does nothing; a starting point for others."""
-
-    def started(self, experiment: Experiment, folder: Path, done: int) -> None:
-        """Do nothing."""
-
-    def round_done(self, line: Line) -> None:
-        """Do nothing."""
-
-    def client_failed(self, client: int, failure: Failure) -> None:
-        """Do nothing."""
-
-    def checkpoint(self, folder: Path, done: int) -> None:
-        """Do nothing."""
-
-    def restore(self, folder: Path, done: int) -> None:
-        """Do nothing."""
-
-    def stop(self) -> None:
-        """Do nothing."""
+class Silent(Observer):
+    """An observer that does nothing."""
 
 
-class Several:
+class Several(Observer):
     """Several observers as one."""
 
     def __init__(self, *observers: Observer) -> None:
