@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from sklearn.datasets import load_breast_cancer
 from torch import Tensor, nn
 
@@ -43,7 +44,9 @@ def main(rounds: int = 10, engine: str = "auto") -> fed_dp.Run:
     )
     print(run.privacy)  # total ε, δ, unit, neighbours, proved or claimed, and why
     print(run.history[["round", "auc", "epsilon"]])
+    run.history.plot(x="round", y=["auc", "epsilon"]).figure.savefig("history.png")  # a pandas DataFrame
     print(run.model)  # the module above, trained
+    torch.save(run.model.state_dict(), "model.pt")
     return run
 
 

@@ -2,7 +2,7 @@
 
 SQLite with a write-ahead log and full synchronisation: when `charge` returns, the charge is on disk;
 only then may noise be drawn. What was sent is kept beside it until the next, so that a retry
-sends the same bytes again and costs nothing. An older copy put back in place is found by the mark
+sends the same bytes again and costs nothing. An older copy put back in place is found by the ledger head
 (number and seal of the last entry) that the server has recorded, and by the one in the site's own witness,
 a small file of its own that is written after every charge. Who puts both back together is not found out.
 
@@ -72,7 +72,7 @@ class Ledger:
     def charge(self, event: Event, *, known: str | None = None, ahead: int = 1) -> Account:
         """Charge a release. When this returns, it is on disk and counts, whatever happens next.
 
-        `known` is the mark that the server has recorded; a ledger that does not contain it has been
+        `known` is the ledger head that the server has recorded; a ledger that does not contain it has been
         rolled back. Raises BudgetExceeded or LedgerFault; then nothing may be sent.
         """
         with self._open() as db, _transaction(db):
@@ -163,7 +163,7 @@ class Ledger:
 
 
 def _contains(start: Account, entries: Sequence[Entry], known: str | None, *, who: str) -> None:
-    """Refuse a chain in which a mark that somebody has recorded does not occur."""
+    """Refuse a chain in which a ledger head that somebody has recorded does not occur."""
     if not known:
         return
     number, _, seal = known.partition(":")
@@ -178,7 +178,7 @@ def _contains(start: Account, entries: Sequence[Entry], known: str | None, *, wh
 
 
 def _read_witness(path: Path, account: Account) -> str | None:
-    """Return the last mark of this ledger that was written here; None before its first charge."""
+    """Return the last head of this ledger that was written here; None before its first charge."""
     try:
         identity, _, mark = path.read_text().strip().partition(" ")
     except FileNotFoundError:
@@ -194,7 +194,7 @@ def _read_witness(path: Path, account: Account) -> str | None:
 
 
 def _write_witness(path: Path, account: Account) -> None:
-    """Write the mark after a charge. If that fails nothing is sent; the charge counts."""
+    """Write the ledger head after a charge. If that fails nothing is sent; the charge counts."""
     try:
         partial = path.with_name(f".{path.name}.part")
         with open(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as out:

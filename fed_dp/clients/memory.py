@@ -1,8 +1,8 @@
-"""What a client keeps between its turns and never sends: a trainer's state, its own parameters.
+"""What a client keeps between rounds and never sends: a trainer's state, its own parameters.
 
 (The latter where it downloads a part only.) A virtual client keeps it in its Flower Context. A deployed site
-keeps it on disk, because a Context is lost when the site restarts; each turn has a file of its own, so
-that a turn that is repeated begins where it began the first time. Parameters that no noise has covered must
+keeps it on disk, because a Context is lost when the site restarts; each round has a file of its own, so
+that a round that is repeated begins where it began the first time. Parameters that no noise has covered must
 never start another experiment: a file is named by the whole digest of its own, and says inside whose it is
 and under which guarantee.
 """

@@ -89,7 +89,7 @@ def charts(outcome: Outcome) -> list[Chart]:
 
 def _spending(row: Row, longest: int) -> Series:
     """Return what was spent after each round; what is paid once stays as it is, however many follow."""
-    points = [Point(turn, spent) for turn, spent in enumerate(row["epsilon_by_round"], 1)]
+    points = [Point(server_round, spent) for server_round, spent in enumerate(row["epsilon_by_round"], 1)]
     if row["paid_once"] and points[-1].x < longest:
         points.append(Point(longest, points[-1].y))
     return Series(row["variant"], tuple(points))

@@ -52,7 +52,7 @@ def _size(scope: Any) -> int:
     return int(stated) if stated.isdigit() else MAX_REQUEST_BYTES + 1
 
 
-def as_itself_alone() -> None:
+def reject_spoofed_replies() -> None:
     """Refuse replies in another site's name: Flower checks who sends, but not whose reply it says it is."""
     push = fleet_handlers.push_messages
 
@@ -85,7 +85,7 @@ async def serve(home: ServerHome) -> None:
     """Serve until either door closes."""
     sys.argv = arguments(home)
     config = _parse_superlink_lifespan_config()
-    as_itself_alone()
+    reject_spoofed_replies()
     app = create_app(config, SuperLinkLifespan)
     common: dict[str, Any] = {
         "log_config": get_uvicorn_log_config(console_handler.level),

@@ -74,7 +74,7 @@ def _installed(*_: Any) -> Any:
     return app
 
 
-class OwnProgram:
+class InstalledAppExecutor:
     """Flower's executor: it starts a process for every message, and runs no other kind of task."""
 
     def __init__(self, seconds: float) -> None:
@@ -125,7 +125,8 @@ def execute(address: str, secret: str, parent: str, seconds: str) -> None:
     beat(float(seconds))
     os.environ.setdefault(POLL, "0.2")
     _replaced(
-        "flwr.supercore.superexec.run_superexec", get_executor=lambda *_, **__: OwnProgram(float(seconds))
+        "flwr.supercore.superexec.run_superexec",
+        get_executor=lambda *_, **__: InstalledAppExecutor(float(seconds)),
     )
     from flwr.supercore.superexec.run_superexec import run_superexec
 
@@ -141,7 +142,7 @@ def execute(address: str, secret: str, parent: str, seconds: str) -> None:
 # ---------------------------------------------------------------------------------- the node
 
 
-class Brisk:
+class BoundedClock:
     """Time for Flower's loop that passes messages on: no pause of it is longer than half a second.
 
     Nor does it wait for ever: when the process that answers dies in the middle of handing over its reply,
@@ -168,7 +169,7 @@ def serve(folder: Path) -> None:
     if set(str(file)) & set('"\\\n'):
         raise SystemExit(f"{file}: Flower cannot be told a path with quotes or backslashes")
     beat(site.heartbeat)
-    _replaced("flwr.supernode.start_client_internal", time=Brisk)  # which looks for messages every 3 s
+    _replaced("flwr.supernode.start_client_internal", time=BoundedClock)  # which looks for messages every 3 s
     port = site.port or free_ports(1)[0]
     secret = file.parent / ".executor-secret"
     secret.unlink(missing_ok=True)

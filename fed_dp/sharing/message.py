@@ -1,8 +1,8 @@
 """What a message holds: the names that strategies and clients agree on, and what may arrive.
 
-Download (server → site): arrays {WEIGHTS}, config {ROUND, MARK}.
-Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {ROUND, EVENTS, MARK, DEVICE}.
-MARK is the number and seal of the last entry in the site's ledger, as the server has seen it.
+Download (server → site): arrays {WEIGHTS}, config {ROUND, LEDGER_HEAD}.
+Upload (site → server): arrays {CHANGE}, metrics {RECORDS, …}, config {ROUND, EVENTS, LEDGER_HEAD, DEVICE}.
+LEDGER_HEAD is the number and seal of the last entry in the site's ledger, as the server has seen it.
 Both arrays are sparse updates in the wire format of `codec`.
 """
 

@@ -39,7 +39,7 @@ class _Clients(Silent):
 def engine_for(engine: Engine, experiment: Experiment) -> Engine:
     """Return where an experiment runs. `auto` is Ray if it is installed, unless clients train one at a time.
 
-    Then this process does it without the way to another and back, a third of a turn of DSSGD's MLP.
+    Then this process does it without the way to another and back, a third of a round of DSSGD's MLP.
     A GPU or a cluster that the experiment asks for is Ray's.
     """
     alone = experiment.nodes == 1 or experiment.strategy.one_at_a_time or not installed("ray")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fed_dp.deploy import supernode
-from fed_dp.deploy.supernode import Brisk
+from fed_dp.deploy.supernode import BoundedClock
 
 
 def test_a_reply_whose_process_died_is_not_waited_for_without_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,11 +14,11 @@ def test_a_reply_whose_process_died_is_not_waited_for_without_limit(monkeypatch:
 
     def yield_object_contents() -> None:
         for _ in range(1000):
-            Brisk.sleep(0.5)
+            BoundedClock.sleep(0.5)
 
     def patiently() -> None:  # training may take as long as it takes
         for _ in range(1000):
-            Brisk.sleep(3)
+            BoundedClock.sleep(3)
 
     patiently()
     assert max(slept) == 0.5
@@ -52,7 +52,7 @@ def test_other_tasks_than_messages_are_not_run() -> None:
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec.executor.types import ExecutionSpec
 
-    program = supernode.OwnProgram(10.0)
+    program = supernode.InstalledAppExecutor(10.0)
     assert program.get_eligible_capacity(set(TaskType))[0] == {TaskType.CLIENT_APP}
     for kind in set(TaskType) - {TaskType.CLIENT_APP}:
         spec = ExecutionSpec(kind, "127.0.0.1:1", "token", True, None, False, None, True, 1)

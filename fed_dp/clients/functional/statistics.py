@@ -2,7 +2,7 @@
 
 The encoder is fixed (random features, wavelet scattering) or learnt in earlier stages from released
 moments (principal components, patch filters), or fitted to public records (relevance); then the head's
-statistics are released. Every later turn starts from what was released and from public weights: it needs
+statistics are released. Every later round starts from what was released and from public weights: it needs
 no record and costs nothing.
 """
 
