@@ -196,8 +196,13 @@ def foreign_code(component: Any) -> str | None:
 
 
 def components(kind: Kind) -> dict[str, type[Any]]:
-    """Return all components of a kind by name; this imports them."""
+    """Return all components of a kind by name; this imports them, those of other packages, too."""
     return {name: find(kind, name) for name in names(kind)}
+
+
+def own_components(kind: Kind) -> dict[str, type[Any]]:
+    """Return fed_dp's own components of a kind by name: a site that names them imports nothing else."""
+    return {name: find(kind, name) for name in built_in(kind)}
 
 
 def read(kind: Kind, value: Any, *, default: str | None = None) -> Any:

@@ -18,7 +18,7 @@ from fed_dp.clients.building import make_trainer
 from fed_dp.errors import ConfigError, ModelError
 from fed_dp.experiment import build
 from fed_dp.experiment.federation import make_federation
-from fed_dp.models.independence import BATCHES, check_independent_loss
+from fed_dp.models.independence import BATCHES, check_independent, check_independent_loss
 
 RNG = np.random.default_rng(0)
 N, K = 400, 3
@@ -210,6 +210,22 @@ class Centred(Focal):
         return super().loss(outputs - outputs.mean(0), targets)
 
 
+class Mined(Focal):
+    """Hard examples alone, of batches that are large."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        each = super().loss(outputs, targets)
+        return each * (each >= each.topk(min(64, len(each))).values.min())
+
+
+class Detached(Focal):
+    """The values are each record's own, the gradients are not."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        each = super().loss(outputs, targets)
+        return each - each.mean() + each.mean().detach()
+
+
 class Summed(Focal):
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return super().loss(outputs, targets).sum()
@@ -241,7 +257,13 @@ def test_an_own_loss_and_metric_are_trained_and_told_everywhere(engine: Any, tmp
 
 
 @pytest.mark.parametrize(
-    ("task", "says"), [(Centred, "depends on the other records"), (Summed, r"returned \(\)")]
+    ("task", "says"),
+    [
+        (Centred, "depends on the other records"),
+        (Mined, "depends on the other records"),
+        (Detached, "depends on the other records"),
+        (Summed, r"returned \(\)"),
+    ],
 )
 def test_a_loss_that_mixes_records_is_refused_before_anything_private_is_trained(
     task: Any, says: str
@@ -261,6 +283,30 @@ def test_a_loss_that_mixes_records_is_refused_before_anything_private_is_trained
             rounds=1,
             engine="in-process",
         )
+
+
+def test_a_loss_is_tried_beside_a_head_of_zeros() -> None:
+    head = nn.Linear(4, 3)
+    nn.init.zeros_(head.weight), nn.init.zeros_(head.bias)
+    with pytest.raises(ModelError, match="depends on the other records"):
+        check_independent_loss(Centred(), nn.Sequential(head, nn.LogSoftmax(dim=1)), (4,), 3)
+
+
+class Gated(nn.Module):
+    """Nothing of the branch that mixes records is seen before its gate has been learnt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.head = nn.Parameter(torch.zeros(1)), nn.Linear(4, 3)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.gate * (x - x.mean(0))).log_softmax(1)
+
+
+def test_a_branch_that_mixes_records_behind_a_gate_is_found() -> None:
+    with pytest.raises(ModelError, match="depends on the other records"):
+        check_independent(Gated(), (4,), name="gated")
 
 
 def test_scores_that_are_none_of_the_metrics_are_named(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from fed_dp.accounting.guarantee import Guarantee, Neighbours, guarantee, guarantees
+from fed_dp.accounting.guarantee import Guarantee, Neighbours, declared, guarantee
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import NoiseSource
 
@@ -170,7 +170,7 @@ def release_of(item: dict[str, Any]) -> Release:
 def event_of(item: dict[str, Any]) -> Event:
     """Read an event from plain tables."""
     event = Event(**{**item, "release": release_of(item["release"])})
-    if event.guarantee not in guarantees():
+    if declared(event.guarantee) is None:
         raise ValueError(f"guarantee = {event.guarantee!r}")
     noise: tuple[str, ...] = ("none",) if event.release.mechanism == "none" else get_args(NoiseSource)
     if event.noise_source not in noise or (event.guarantee == "none") != (noise == ("none",)):

@@ -103,19 +103,28 @@ def guarantees() -> Mapping[str, Guarantee]:
     PrivacyError
         When two that differ have one name.
     """
-    return _declared(plugins.found_by_path())
+    return _declared(plugins.found_by_path(), everybodys=True)
+
+
+def declared(name: str) -> Guarantee | None:
+    """Return a guarantee by its name, or None. Other packages are imported only if fed_dp has none."""
+    by_path = plugins.found_by_path()
+    found = _declared(by_path, everybodys=False).get(name)
+    return found or _declared(by_path, everybodys=True).get(name)
 
 
 @lru_cache(maxsize=8)
-def _declared(by_path: tuple[tuple[plugins.Kind, type[Any]], ...]) -> Mapping[str, Guarantee]:
+def _declared(
+    by_path: tuple[tuple[plugins.Kind, type[Any]], ...], *, everybodys: bool
+) -> Mapping[str, Guarantee]:
     found = {NONE.name: NONE, BY_AUTHOR.name: BY_AUTHOR}
     for kind in _KINDS:
-        for name in plugins.names(kind):
+        for name in plugins.names(kind) if everybodys else plugins.built_in(kind):
             try:
-                declared: tuple[Guarantee, ...] = plugins.find(kind, name).guarantees
+                given: tuple[Guarantee, ...] = plugins.find(kind, name).guarantees
             except ConfigError:  # one broken plug-in makes no ledger unreadable that does not name it
                 continue
-            for guarantee in declared:
+            for guarantee in given:
                 if found.setdefault(guarantee.name, guarantee) != guarantee:
                     raise PrivacyError(
                         f"guarantee {guarantee.name!r} is declared twice, {kind}.name = {name!r}"
@@ -137,6 +146,6 @@ def guarantee(name: str) -> Guarantee:
     PrivacyError
         When no installed trainer or strategy declares it.
     """
-    if (found := guarantees().get(name)) is None:
+    if (found := declared(name)) is None:
         raise PrivacyError(f"guarantee {name!r} is not declared by any trainer or strategy that is installed")
     return found

@@ -17,7 +17,9 @@ def check_targets(experiment: Experiment, dataset: DataSet) -> None:
     """Refuse data whose targets are not those of the task."""
     if dataset.targets != (wanted := experiment.task.targets):
         fitting = [
-            repr(name) for name, task in plugins.components("task").items() if task.targets == dataset.targets
+            repr(name)
+            for name, task in plugins.own_components("task").items()
+            if task.targets == dataset.targets
         ]
         raise ConfigError(
             f"task.name = {experiment.task.name!r} takes {TARGET_WORDS[wanted]}; {dataset.name} has "

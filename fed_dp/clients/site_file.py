@@ -125,7 +125,6 @@ class SiteFile(Section):
 
         A trainer must also be registered: the ledger names its guarantee, and is read by other processes.
         """
-        allowed = {*self.allow.plugins, *self.allow.trainers}
         for kind in plugins.GROUPS:
             table = tables.get(kind)
             named = table if isinstance(table, dict) else {"name": table}
@@ -133,20 +132,28 @@ class SiteFile(Section):
                 raise SiteRefused(
                     f"{kind}.sha256 = {sha256!r} is no file that this site names (encoders); nothing was sent"
                 )
+            allowed = {*self.allow.plugins, *(self.allow.trainers if kind == "trainer" else ())}
             for key in ("name", "factory", "loader"):
                 value = named.get(key)
                 if value is None or (key == "name" and value in plugins.built_in(kind)):
                     continue
-                if not isinstance(value, str) or value not in allowed:
+                if key == "loader" or not isinstance(value, str) or value not in allowed:
                     raise SiteRefused(
                         f"{kind}.{key} = {value!r} is not a part of fed_dp: this site runs other code only "
-                        "where its file names it (allow.plugins); nothing was sent"
+                        "where its file names it (allow.plugins), and never to read records; nothing was sent"
                     )
                 if kind == "trainer" and ":" in value:
                     raise SiteRefused(
                         f"trainer.name = {value!r}: a site runs trainers that are registered under a name "
                         "(entry point fed_dp.trainers); nothing was sent"
                     )
+            options = named.get("options", {})
+            given = options.values() if isinstance(options, dict) else [options]
+            if strange := [value for value in given if not isinstance(value, int | float)]:
+                raise SiteRefused(
+                    f"{kind}.options hold {strange[0]!r}: to a factory of its own, a site passes numbers and "
+                    "booleans alone; nothing was sent"
+                )
 
     def _provided(self) -> list[Any]:
         """Offer the site's files of encoders, and return their SHA-256."""

@@ -252,7 +252,7 @@ class StrategySetting:
 
 def networks_offering(capability: Capability | None) -> str:
     """Return the names of all networks that offer a capability, as words."""
-    networks = plugins.components("model").items()
+    networks = plugins.own_components("model").items()
     return ", ".join(name for name, network in networks if network.offers == capability)
 
 
@@ -271,7 +271,7 @@ def check_task(trainer: TrainerOptions, task: Task) -> None:
         return
     able = [
         repr(name)
-        for name, other in plugins.components("trainer").items()
+        for name, other in plugins.own_components("trainer").items()
         if (other.takes_loss if wanted == "takes_loss" else task.targets in other.takes_targets)
     ]
     raise ValueError(
@@ -287,7 +287,7 @@ def check_network(trainer: TrainerOptions, model: Network) -> None:
 
     others = [
         repr(name)
-        for name, other in plugins.components("trainer").items()
+        for name, other in plugins.own_components("trainer").items()
         if model.offers in (other.needs, other.paper_needs)
     ]
     paper = (

@@ -129,7 +129,7 @@ class Experiment(Section):
         self._check_public_records()
         self.trainer.check(self)
         if self.model.of_behaviour and not self.data.of_behaviour:
-            sets = (name for name, each in plugins.components("data").items() if each.of_behaviour)
+            sets = (name for name, each in plugins.own_components("data").items() if each.of_behaviour)
             raise ValueError(
                 f"data.name = {self.data.name!r}: model.name = {self.model.name!r} needs records of "
                 f"behaviour; allowed: {', '.join(sets)}"
@@ -170,7 +170,7 @@ class Experiment(Section):
         if data.public_data is None:
             return
         if not data.of_digits:
-            sets = (name for name, each in plugins.components("data").items() if each.of_digits)
+            sets = (name for name, each in plugins.own_components("data").items() if each.of_digits)
             raise ValueError(
                 f"data.public_data = {data.public_data!r}: data.name = {data.name!r} are no images of "
                 f"digits; allowed with {', '.join(sets)}"
@@ -280,7 +280,7 @@ def _private_trainers() -> str:
     """Return the trainers that can add noise, as words."""
     names = [
         repr(name)
-        for name, trainer in plugins.components("trainer").items()
+        for name, trainer in plugins.own_components("trainer").items()
         if any(guarantee.status == "proved" for guarantee in trainer.guarantees)
     ]
     return ", ".join(names[:-1]) + (" or " if len(names) > 1 else "") + "".join(names[-1:])

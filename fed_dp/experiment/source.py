@@ -282,7 +282,7 @@ def _belongs_to(keys: list[str], model: type[BaseModel] | None) -> str:
     if model is None:
         return ""
     if len(keys) == 2 and keys[0] in plugins.GROUPS:
-        others = plugins.components(keys[0])
+        others = plugins.own_components(keys[0])
     else:
         others = {_name_of(member): member for member in _union_with(model)}
     owners = [repr(name) for name, other in others.items() if keys[-1] in other.model_fields]

@@ -58,8 +58,17 @@ class Layout:
             ours, theirs = dict(_named(self)), dict(_named(found))
             name = next(name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name))
             raise RunError(f"{of}: array {name!r} is {theirs.get(name)}, expected {ours.get(name)}")
-        parts = [array.numpy().ravel() for array in arrays.values() if _is_float(array.dtype)]
-        return np.concatenate(parts).astype(np.float32)
+        values = []
+        for (name, kind, shape), array in zip(self.parts, arrays.values(), strict=True):
+            if not _is_float(kind):
+                continue
+            value = array.numpy()  # what is within, whatever is said of it
+            if value.shape != shape or value.dtype != np.dtype(kind):
+                raise RunError(
+                    f"{of}: array {name!r} holds {value.dtype} of {value.shape}, not {kind} of {shape}"
+                )
+            values.append(value.ravel())
+        return np.concatenate(values).astype(np.float32)
 
     def fill(self, template: ArrayRecord, vector: Vector) -> ArrayRecord:
         """Return the template's arrays with the vector's numbers."""

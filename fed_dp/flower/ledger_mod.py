@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 
 from fed_dp.accounting import Budget, Event, Release
 from fed_dp.accounting.guarantee import BY_AUTHOR
 from fed_dp.clients.redaction import without_site_paths
 from fed_dp.errors import RunError
-from fed_dp.flower.mods import App, Mod
+from fed_dp.flower.mods import TRAIN, App, Mod, category
 from fed_dp.flower.site_ledger import (
     Charges,
     client_of,
     cost_metrics,
     keep_reply,
     kept_reply,
-    only_training,
+    only_scores,
     request_of,
 )
 
@@ -57,8 +57,8 @@ def ledger(
 
     def mod(message: Message, context: Context, app: App) -> Message:
         with without_site_paths([str(charges.path(context) or "")]), charges.session(context) as session:
-            if message.metadata.message_type != MessageType.TRAIN:
-                return only_training(message, context, app, allowed=evaluate)
+            if category(message) != TRAIN:
+                return only_scores(message, context, app, session, allowed=evaluate)
             request = request_of(message)
             if (before := kept_reply(session, request, message)) is not None:
                 return before
@@ -68,7 +68,7 @@ def ledger(
             account = session.charge(event, request, ahead=1)
             reply = app(message, context)
             if reply.has_error():
-                return reply
+                raise RunError("the app failed; nothing was sent")  # its words may hold records
             if (metrics := next(iter(reply.content.metric_records.values()), None)) is None:
                 raise RunError("the app's reply has no metrics: there is nowhere to tell the site's ε")
             metrics.update(cost_metrics(account))

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 
 from fed_dp.errors import RunError
 from fed_dp.flower.arrays import PARTLY, TERMS, Layout, the_arrays, update_in
 from fed_dp.sharing.codec import Precision, decode
 from fed_dp.sharing.update import Vector
 
+TRAIN, EVALUATE = MessageType.TRAIN, MessageType.EVALUATE
 App = Callable[[Message, Context], Message]
 Mod = Callable[[Message, Context, App], Message]
 OWN, TEMPLATE = "fed_dp.own", "fed_dp.template"  # in a node's state: its own parameters, the model's arrays
@@ -43,6 +44,8 @@ class Download:
         name, record = the_arrays(content, of="the server's message")
         terms = content.config_records.get(TERMS)
         data = update_in(record)
+        if data is not None and terms is None:  # what this node keeps must not be answered with whole arrays
+            raise RunError("the server's message holds a part of a model and no terms of fed_dp.flower.Dssgd")
         if data is None:
             layout = Layout.of(record)
             weights = layout.flatten(record, of="the server's message")
@@ -79,3 +82,8 @@ def precision_of(terms: Mapping[str, Any]) -> Precision:
     if (found := next((each for each in known if each == asked), None)) is None:
         raise RunError(f"precision = {asked!r} from the server: expected {' or '.join(known)}")
     return found
+
+
+def category(message: Message) -> str:
+    """Return what a message asks for: Flower takes "train.anything" for training, too."""
+    return message.metadata.message_type.partition(".")[0]

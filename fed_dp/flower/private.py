@@ -12,22 +12,21 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.logger import log
 
-from fed_dp.accounting import Budget, Event, Gaussian, Release, SparseVector, Unprotected
-from fed_dp.clients.ledger_session import LedgerSession, TrainRequest
+from fed_dp.accounting import Budget, Event, Gaussian, Release, SparseVector
 from fed_dp.clients.redaction import kind_only, without_site_paths
 from fed_dp.errors import ConfigError, RunError
 from fed_dp.flower.arrays import update_record
-from fed_dp.flower.mods import App, Download, Mod, precision_of
+from fed_dp.flower.mods import TRAIN, App, Download, Mod, category, precision_of
 from fed_dp.flower.site_ledger import (
     Charges,
     client_of,
     cost_metrics,
     keep_reply,
     kept_reply,
-    only_training,
+    only_scores,
     request_of,
 )
 from fed_dp.mechanisms import Noise
@@ -60,9 +59,11 @@ def private_upload(
     """Return a mod under which an app's change is bounded, charged, noised, kept and then sent.
 
     The reply holds the noised model (or, for `Dssgd`, the noised part of the change), the site's weight and
-    its total ε; whatever else the app replied with (its loss, its configs) stays at the site. A request
-    that comes again gets the same bytes and costs nothing. Whatever the app's training comes to, noise is
-    sent: where it raises or returns other arrays, the change counts as 0, and the site's log has the error.
+    its total ε; whatever else the app replied with (its loss, its configs) stays at the site. With a ledger
+    on disk, a request that comes again gets the same bytes and costs nothing. Whatever the app's training
+    comes to, noise is sent: where it raises or returns other arrays, the change counts as 0, and the site's
+    log has the error. How long it trains is not hidden. The app must be the operator's own: one that a
+    server hands out could leave the mod out.
 
     Parameters
     ----------
@@ -116,18 +117,19 @@ def private_upload(
 
     def mod(message: Message, context: Context, app: App) -> Message:
         with without_site_paths([str(charges.path(context) or "")]), charges.session(context) as session:
-            if message.metadata.message_type != MessageType.TRAIN:
-                return _scores(message, context, app, session, allowed=evaluate)
+            if category(message) != TRAIN:
+                return only_scores(message, context, app, session, allowed=evaluate)
             download, request = Download.of(message, context), request_of(message)
             upload = mechanism.upload_for(download)
             if (before := kept_reply(session, request, message)) is not None:
                 return before
             client, source = client_of(context), charges.source(context)
             event = Event(upload.release, upload.guarantee, request.server_round, client, source)
+            charges.check_noise(context)
             account = session.charge(event, request, ahead=1)
             change = _change(download, app, message, context)
             with kind_only():
-                content = upload.content(change, download, noise=charges.noise(context, request))
+                content = upload.content(change, download, noise=charges.noise(context, request, account))
             costs = MetricRecord({weight_key: records, **cost_metrics(account)})
             reply = Message(RecordDict({download.name: content, "metrics": costs}), reply_to=message)
             keep_reply(session, account, request, reply)
@@ -229,7 +231,7 @@ def _change(download: Download, app: App, message: Message, context: Context) ->
         if reply.has_error():
             raise RunError(reply.error.reason)
         _, trained = download.trained(reply)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         log(
             ERROR,
             "training failed, and a change of 0 is sent with noise: %s: %s",
@@ -239,13 +241,3 @@ def _change(download: Download, app: App, message: Message, context: Context) ->
         trained = download.weights
     download.keep_own(context, np.nan_to_num(trained, posinf=0.0, neginf=0.0))
     return trained - download.weights
-
-
-def _scores(
-    message: Message, context: Context, app: App, session: LedgerSession, *, allowed: bool
-) -> Message:
-    """Let other messages through where the operator allows it, entered in the ledger."""
-    if allowed:
-        request = TrainRequest(0, request_of(message).data, None)
-        session.charge(Event(Unprotected("scores"), "none", 0, client_of(context), "none"), request, ahead=1)
-    return only_training(message, context, app, allowed=allowed)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, get_args
 
 import numpy as np
-from flwr.app import Context, Message, MessageType
+from flwr.app import Context, Message
 
 from fed_dp.errors import ConfigError, RunError
 from fed_dp.flower.arrays import update_record
-from fed_dp.flower.mods import App, Download, Mod, precision_of
+from fed_dp.flower.mods import TRAIN, App, Download, Mod, category, precision_of
 from fed_dp.sharing.codec import Precision, encode
 from fed_dp.sharing.selection import Selection, Selector, share
 from fed_dp.sharing.update import MAX_ABS_VALUE
@@ -44,7 +44,7 @@ def selective_upload(
         raise ConfigError(f"bound = {bound!r}: expected above 0, at most {MAX_ABS_VALUE:g}")
 
     def mod(message: Message, context: Context, app: App) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
+        if category(message) != TRAIN:
             return app(message, context)
         download = Download.of(message, context)
         if download.terms is None:

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 
 from fed_dp import seeds
-from fed_dp.accounting import Account, Budget, Ledger
+from fed_dp.accounting import Account, Budget, Event, Ledger, Unprotected
 from fed_dp.clients.ledger_session import (
     LedgerSession,
     SiteLedgerSession,
@@ -25,7 +25,7 @@ from fed_dp.clients.ledger_session import (
 from fed_dp.clients.workplace import simulated
 from fed_dp.errors import ConfigError, PrivacyError
 from fed_dp.flower.arrays import server_round
-from fed_dp.flower.mods import App
+from fed_dp.flower.mods import EVALUATE, App, category
 from fed_dp.mechanisms import Noise, NoiseSource, SecureNoise, SimulationNoise
 from fed_dp.sharing import message as names
 
@@ -92,12 +92,22 @@ class Charges:
         """Return the name of the source of noise, for the ledger."""
         return "secure" if self.seed is None or self.path(context) is not None else "simulation"
 
-    def noise(self, context: Context, request: TrainRequest) -> Noise:
-        """Return where noise comes from: seeded in a simulation that has a seed, else secure."""
+    def check_noise(self, context: Context) -> None:
+        """Refuse before anything is charged, where secure noise is not installed."""
+        if self.source(context) == "secure":
+            SecureNoise()
+
+    def noise(self, context: Context, request: TrainRequest, account: Account) -> Noise:
+        """Return where noise comes from: seeded in a simulation that has a seed, else secure.
+
+        Every charge has noise of its own.
+        """
         if self.seed is None or self.source(context) == "secure":
             return SecureNoise()
         return SimulationNoise(
-            seeds.generator(self.seed, "privacy noise", request.server_round, client_of(context))
+            seeds.generator(
+                self.seed, "privacy noise", request.server_round, client_of(context), account.number
+            )
         )
 
 
@@ -135,13 +145,17 @@ def cost_metrics(account: Account) -> dict[str, float]:
     return {"epsilon": account.metered, "delta": float(account.budget.delta)}
 
 
-def only_training(message: Message, context: Context, app: App, *, allowed: bool) -> Message:
-    """Let a message that does not train through, if the operator allows what it tells."""
-    if not allowed and message.metadata.message_type != MessageType.TRAIN:
+def only_scores(
+    message: Message, context: Context, app: App, session: LedgerSession, *, allowed: bool
+) -> Message:
+    """Let a message that asks for scores through, if the operator allows it; it is entered in the ledger."""
+    if not allowed or category(message) != EVALUATE:
         raise PrivacyError(
             f"a message of type {message.metadata.message_type!r}: what the app would reply is computed from "
-            "its records without noise; the operator can allow it with evaluate=True. Nothing was sent"
+            "its records without noise; the operator can allow 'evaluate' by evaluate=True; nothing was sent"
         )
+    request = TrainRequest(0, request_of(message).data, None)
+    session.charge(Event(Unprotected("scores"), "none", 0, client_of(context), "none"), request, ahead=1)
     return app(message, context)
 
 
@@ -159,17 +173,14 @@ def _packed(content: RecordDict) -> bytes:
         elif isinstance(record, MetricRecord):
             head.append(["metrics", name, dict(record)])
         else:
-            plain = {key: value.hex() if isinstance(value, bytes) else value for key, value in record.items()}
-            head.append(
-                ["config", name, plain, [key for key, value in record.items() if isinstance(value, bytes)]]
-            )
+            head.append(["config", name, {key: _plain(value) for key, value in record.items()}])
     return b"\n".join([json.dumps(head).encode(), b"".join(body)])
 
 
 def _unpacked(data: bytes) -> RecordDict:
     head, _, body = data.partition(b"\n")
     content, start = RecordDict(), 0
-    for kind, name, items, *binary in json.loads(head):
+    for kind, name, items in json.loads(head):
         if kind == "arrays":
             record = ArrayRecord()
             for key, dtype, shape, stype, size in items:
@@ -179,7 +190,18 @@ def _unpacked(data: bytes) -> RecordDict:
         elif kind == "metrics":
             content[name] = MetricRecord(items)
         else:
-            content[name] = ConfigRecord(
-                {key: bytes.fromhex(value) if key in binary[0] else value for key, value in items.items()}
-            )
+            content[name] = ConfigRecord({key: _value(plain) for key, plain in items.items()})
     return content
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a ConfigRecord as JSON has it: bytes as {"hex": …}."""
+    if isinstance(value, bytes):
+        return {"hex": value.hex()}
+    return [_plain(each) for each in value] if isinstance(value, list) else value
+
+
+def _value(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return bytes.fromhex(plain["hex"])
+    return [_value(each) for each in plain] if isinstance(plain, list) else plain

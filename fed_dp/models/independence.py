@@ -18,6 +18,8 @@ from fed_dp.models.network import Shape
 from fed_dp.tasks import Task
 
 BATCHES = (2, 5, 33)  # records in the random batches that are tried
+LOSS_BATCHES = (*BATCHES, 257)  # of losses, which cost little
+NUDGE = 0.02  # of all parameters: what is multiplied by a 0 would not be seen
 TOLERANCE = 1e-4  # relative: far above rounding
 _DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
@@ -36,7 +38,7 @@ def check_independent(
     ModelError
         Naming the network and what depends on other records.
     """
-    network = _exact(copy.deepcopy(network).train(), shape)
+    network = _nudged(_exact(copy.deepcopy(network).train(), shape))
     for module in network.modules():
         if isinstance(module, _DROPOUT):
             module.eval()
@@ -67,21 +69,53 @@ def check_independent_loss(task: Task, network: nn.Module, shape: Shape, outputs
     """
     source = torch.Generator().manual_seed(0)
     where = f"task.name = {task.name!r}"
-    network = copy.deepcopy(network).eval()
-    for count in BATCHES:
+    network = _nudged(copy.deepcopy(network).eval())
+    for count in LOSS_BATCHES:
         with torch.no_grad():
-            found = network(torch.randn(count, *shape, generator=source).to(_example(network)))
-        targets = _targets(task, count, outputs, source).to(found.device)
-        together = task.loss(found, targets)
-        if not isinstance(together, Tensor) or together.shape != (count,):
-            told = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
-            raise ModelError(f"{where}: loss() of {count} records returned {told}, expected shape ({count},)")
-        alone = torch.cat([task.loss(found[k : k + 1], targets[k : k + 1]) for k in range(count)])
-        if not torch.allclose(together, alone, rtol=TOLERANCE, atol=1e-6, equal_nan=True):
+            seen = network(
+                torch.randn(min(count, BATCHES[-1]), *shape, generator=source).to(_example(network))
+            )
+        free = 3 * torch.randn(count, outputs, generator=source).to(seen)  # whatever the network is
+        for found in (seen, free.log_softmax(1) if task.log_probabilities else free):
+            targets = _targets(task, len(found), outputs, source).to(found.device)
+            _compare_losses(task, found, targets, where)
+
+
+def _compare_losses(task: Task, found: Tensor, targets: Tensor, where: str) -> None:
+    """Compare each record's loss and its gradient, in a batch and alone."""
+    found = found.detach().requires_grad_()
+    together = task.loss(found, targets)
+    if not isinstance(together, Tensor) or together.shape != (len(found),):
+        told = tuple(together.shape) if isinstance(together, Tensor) else type(together).__name__
+        raise ModelError(
+            f"{where}: loss() of {len(found)} records returned {told}, expected shape ({len(found)},)"
+        )
+    alone = torch.cat([task.loss(found[k : k + 1], targets[k : k + 1]) for k in range(len(found))])
+    pairs = [(together.detach(), alone.detach())]
+    if together.requires_grad:
+        direction = torch.linspace(-1, 2, len(found)).to(
+            together
+        )  # each record's loss by a weight of its own
+        pairs.append((_gradient(together * direction, found), _gradient(alone * direction, found)))
+    for one, other in pairs:
+        if not torch.allclose(one, other, rtol=TOLERANCE, atol=1e-6, equal_nan=True):
             raise ModelError(
                 f"{where}: the loss of a record depends on the other records of its batch: no guarantee for "
                 "one record holds; expected a loss of each record by itself"
             )
+
+
+def _gradient(losses: Tensor, outputs: Tensor) -> Tensor:
+    return torch.autograd.grad(losses.sum(), outputs)[0]
+
+
+def _nudged(network: nn.Module) -> nn.Module:
+    """Return a network with all parameters moved a little."""
+    source = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(NUDGE * torch.randn(parameter.shape, generator=source).to(parameter))
+    return network
 
 
 def _targets(task: Task, count: int, outputs: int, source: torch.Generator) -> Tensor:

@@ -257,6 +257,40 @@ def test_a_site_runs_no_code_and_opens_no_file_that_its_own_file_does_not_name(
         site().permit_code(tables)
 
 
+def test_what_a_sites_file_names_is_that_alone() -> None:
+    allowing = site(allow={"plugins": ["tests.networks:Flat", "pkg:load"]})
+    for tables, says in (
+        (
+            {"model": {"name": "sgd"}},
+            "model.name = 'sgd' is not a part",
+        ),  # of another package, called as a trainer
+        ({"data": {"loader": "pkg:load", "options": {"path": "/etc/hostname"}}}, "and never to read records"),
+        ({"model": {"factory": "tests.networks:Flat", "options": {"path": "/etc/hostname"}}}, "numbers and"),
+        ({"model": {"factory": "tests.networks:Flat", "options": "x"}}, "numbers and"),
+    ):
+        with pytest.raises(SiteRefused, match=says):
+            allowing.permit_code(tables)
+
+
+def test_messages_and_ledgers_import_no_other_package(tmp_path: Path) -> None:
+    points = "[fed_dp.models]\nzzz = evil_plugin:Net\n[fed_dp.trainers]\nzzz = evil_plugin:T\n"
+    install(tmp_path, "evil_plugin", points, "print('IMPORTED')\n")
+    code = (
+        "from fed_dp.experiment import build; from fed_dp.errors import ConfigError\n"
+        "from fed_dp.accounting.events import event_of, Event; from fed_dp.accounting import Laplace\n"
+        "event_of(Event(Laplace(1.0), 'sparse_vector', 1, 0, 'secure').tables())\n"
+        "for tables in ({'trainer': {'name': 'dpa', 'perturb': False}}, {'task': 'regression', 'trainer': "
+        "{'name': 'svm'}}, {'privacy': {'budget_epsilon': 1.0}}, {'strategy': {'name': 'statistics'}}):\n"
+        "    try: build(tables)\n"
+        "    except ConfigError: print('refused')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["refused"] * 4
+
+
 def test_a_site_runs_what_its_own_file_names(tmp_path: Path) -> None:
     allowing = site(allow={"plugins": ["tests.networks:Flat", "tests.networks:Pooled", "pkg:Trainer"]})
     allowing.permit_code(build(OWN).tables())

@@ -197,3 +197,11 @@ def test_nodes_must_be_a_number() -> None:
     with pytest.raises(ConfigError, match="nodes = 0"):
         simulate(server_app(Dssgd(), Seen()), client_app([]), nodes=0)
     assert fed_dp.flower.Dssgd is Dssgd
+
+
+def test_the_mod_selects_for_every_action_of_training() -> None:
+    from tests.flower.test_private_upload import Node
+
+    node = Node(selective_upload(upload_fraction=0.1))
+    with pytest.raises(RunError, match="the strategy takes"):
+        node.ask(kind="train.default")

@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fed_dp
 from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, SampledGaussian, total
-from fed_dp.errors import BudgetExceeded, ConfigError, EmptyRound, LedgerFault, PrivacyError
+from fed_dp.errors import BudgetExceeded, ConfigError, EmptyRound, LedgerFault, PrivacyError, RunError
 from fed_dp.flower import Dssgd, private, private_upload, simulate, site_ledger
 from fed_dp.flower import ledger as ledger_mod
+from fed_dp.flower.arrays import PARTLY, TERMS, UPDATE, update_record
+from fed_dp.sharing.codec import decode, encode
+from fed_dp.sharing.update import SparseUpdate
 from fed_dp.simulations.grid import identify
 from tests.flower.apps import SIZE, Seen, arrays, client_app, server_app, values_of
 
@@ -36,7 +39,7 @@ class Node:
             self.calls += 1
             trained = values_of(message.content["arrays"]) + 3.0
             metrics = MetricRecord({"loss": 0.5, "num-examples": 10})
-            secret = ConfigRecord({"first record": "Ann, 43"})
+            secret = ConfigRecord({"first record": "Ann, 43", "raw": [b"1", b"2"]})
             return Message(
                 RecordDict({"arrays": arrays(trained), "metrics": metrics, "secret": secret}),
                 reply_to=message,
@@ -129,7 +132,7 @@ def test_the_measured_loss_is_what_is_charged() -> None:
             "RandomMask(count, self.clip, release.noise_multiplier / 2",
         ),
         ("RandomMask(count, self.clip, ", "RandomMask(count, 2 * self.clip, 0.5 * "),
-        ("noise=charges.noise(context, request))", "noise=_None())"),
+        ("noise=charges.noise(context, request, account))", "noise=_None())"),
     ],
 )
 def test_a_weakened_mod_is_found(change: tuple[str, str]) -> None:
@@ -291,6 +294,65 @@ def test_a_round_that_no_budget_pays_ends_the_run_with_the_reason() -> None:
     app = client_app([private_upload(clip=1.0, noise_multiplier=0.01, budget=BUDGET, seed=4)])
     with pytest.raises(EmptyRound, match="over the budget of 30"):
         simulate(server_app(Dssgd(fraction_evaluate=0.0), Seen()), app, nodes=2)
+
+
+def test_a_part_of_a_model_without_terms_does_not_bring_out_what_the_node_keeps(path: Path) -> None:
+    """The server says that it sends parts; then it sends one coordinate, as if it were another strategy."""
+    node = Node(private_upload(clip=1e-3, noise_multiplier=2.0, upload_fraction=0.1, ledger=path))
+    whole = RecordDict(
+        {
+            "arrays": arrays(np.zeros(SIZE, np.float32)),
+            "config": ConfigRecord({"server-round": 1}),
+            TERMS: ConfigRecord({PARTLY: True}),
+        }
+    )
+    node.mod(Message(whole, 5, "train"), node.context, node.app)
+    one = update_record(encode(SparseUpdate(np.array([0]), np.zeros(1, np.float32), SIZE)))
+    part = RecordDict({"arrays": one, "config": ConfigRecord({"server-round": 2})})
+    with pytest.raises(RunError, match="a part of a model and no terms"):
+        node.mod(Message(part, 5, "train"), node.context, node.app)
+    assert Ledger(path).read()[0].number == 1
+    with_terms = RecordDict({**part, TERMS: ConfigRecord({PARTLY: True})})
+    reply = node.mod(Message(with_terms, 5, "train"), node.context, node.app).content
+    update = decode(reply["arrays"][UPDATE].data, size=SIZE, most=SIZE)
+    assert np.abs(update.values).max() < 0.1  # noise on the clipped change, and no parameter
+
+
+@pytest.mark.parametrize("kind", ["train.default", "train.x"])
+@pytest.mark.parametrize("evaluate", [False, True])
+def test_whatever_action_of_training_is_asked_for_is_training(kind: str, evaluate: bool, path: Path) -> None:
+    node = Node(private_upload(**GAUSS, ledger=path, evaluate=evaluate))
+    assert set(node.ask(kind=kind)) == {"arrays", "metrics"}
+    Node(ledger_mod(Laplace(1.0), ledger=path, evaluate=evaluate)).ask(2, kind=kind)
+    account, _ = Ledger(path).read()
+    assert (account.number, account.scores) == (2, 0)
+
+
+def test_queries_are_never_let_through(path: Path) -> None:
+    for mod in (
+        private_upload(**GAUSS, ledger=path, evaluate=True),
+        ledger_mod(Laplace(1.0), ledger=path, evaluate=True),
+    ):
+        with pytest.raises(PrivacyError, match="a message of type 'query'"):
+            Node(mod).ask(kind="query")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_arrays_that_are_not_what_they_say_are_refused_before_anything_is_charged(
+    fails: bool, path: Path
+) -> None:
+    node = Node(private_upload(**GAUSS, ledger=path), (lambda *_: 1 / 0) if fails else None)
+    lying = Array("float32", (2, 2), "numpy.ndarray", Array(np.zeros(5, np.float32)).data)
+    content = RecordDict({"arrays": ArrayRecord({"a": lying}), "config": ConfigRecord({"server-round": 1})})
+    with pytest.raises(RunError, match=r"array 'a' holds float32 of \(5,\), not float32 of \(2, 2\)"):
+        node.mod(Message(content, 5, "train"), node.context, node.app)
+    assert Ledger(path).read()[0].number == 0
+
+
+def test_every_charge_has_noise_of_its_own() -> None:
+    node = simulated(**GAUSS)
+    noise = [values_of(node.ask(weights=weights)["arrays"]) - weights for weights in (0.0, 0.5)]
+    assert np.abs(noise[0] - noise[1]).max() > 0.1
 
 
 # -------------------------------------------------------------------------------------- ledger

@@ -335,7 +335,7 @@ def test_a_site_that_cannot_describe_itself_or_its_scores_holds_nobody_back() ->
     bad.strategy.sites = tuple(Site(k + 1, k, 9, scores=True) for k in range(2))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(site_scores, "TIMEOUT", 0.1)
-        assert site_scores.scores_of_sites(bad.network, bad.strategy) == {}
+        assert site_scores.scores_of_sites(bad.network, bad.strategy, EARLIER) == {}
 
 
 def test_a_question_that_is_lost_where_a_site_was_restarted_is_asked_again() -> None:

@@ -33,7 +33,7 @@ class Statistics(StrategyOptions):
 
         trainer, model = experiment.trainer, experiment.model
         if not trainer.has_statistics:
-            others = (name for name, each in plugins.components("trainer").items() if each.has_statistics)
+            others = (name for name, each in plugins.own_components("trainer").items() if each.has_statistics)
             raise ValueError(
                 f"strategy.name = 'statistics': trainer.name = {trainer.name!r} has no statistics; "
                 f"allowed: {', '.join(others)}"
