@@ -21,6 +21,7 @@ from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.plan import release_plan
 from fed_dp.experiment.start import starting_weights
 from fed_dp.runs.folder import RunFolder
+from fed_dp.runs.scores import EARLIER
 from fed_dp.server import discovery, networked, replies, site_scores
 from fed_dp.server.discovery import discover
 from fed_dp.server.ledger_heads import LedgerHeads
