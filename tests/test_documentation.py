@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,22 @@ from fed_dp.experiment import shipped
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+DOCUMENTED = ("fed_dp", "fed_dp.flower.selective", "fed_dp.flower.private", "fed_dp.flower.ledger_mod")
 EXAMPLES = [path for path in PAGES if ">>> " in path.read_text()]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_examples_run_as_they_stand(path: Path) -> None:
+def test_examples_run_as_they_stand(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     found = doctest.testfile(str(path), module_relative=False)
+    assert found.attempted > 0
+    assert found.failed == 0
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_examples_in_docstrings_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(import_module(name))
     assert found.attempted > 0
     assert found.failed == 0
 
