@@ -106,7 +106,7 @@ def test_a_site_allows_an_outsiders_trainer_only_where_its_file_names_it(python:
         (["model.units=x"], ["model.units = 'x'", "integer"]),
         (["model.layers=2"], ["unknown key model.layers = 2", "only 'auto-encoder'", "allowed: name, units"]),
         (["trainer.name=two-step"], ["trainer.name = 'two-step'", "'one-step'", "'psgd'"]),
-        (["trainer.name=dpa"], ["model.name = 'wide'", "'one-step'", "'dpa' fits"]),
+        (["trainer.name=dpa"], ["model.name = 'wide'", "'psgd'", "'dpa' fits"]),
         (["privacy.variant=paper"], ["privacy.variant = 'paper'", "'one-step' has only 'proved'"]),
     ],
 )
