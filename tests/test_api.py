@@ -174,7 +174,6 @@ def test_classes_of_a_script_work_in_one_process_on_ray_and_typed_in(tmp_path: P
 def test_tensorboard_and_mlflow_get_every_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
     run = fed_dp.simulate(runs=tmp_path / "runs", track=["tensorboard", "mlflow"], **SMALL)

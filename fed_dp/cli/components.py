@@ -107,12 +107,13 @@ def schema(
     It has the components of all packages that are installed.
     """
     from fed_dp.experiment.json_schema import json_schema
+    from fed_dp.runs.folder import write_output
 
     text = json.dumps(json_schema(), indent=2)
     if out is None:
         print(text)
     else:
-        _write(out, text.encode() + b"\n")
+        write_output(out, text.encode() + b"\n")
 
 
 def export(
@@ -130,12 +131,3 @@ def export(
         raise ConfigError("--onnx and --torch-export: expected one of them")
     write_model(run, out, form="onnx" if onnx else "torch-export" if torch_export else "state-dict")
     print(out)
-
-
-def _write(path: Path, data: bytes) -> None:
-    from fed_dp.runs.folder import write_atomically
-
-    try:
-        write_atomically(path, data)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

@@ -110,7 +110,7 @@ def private_upload(
 
     """
     mechanism = _Mechanism(
-        selection, upload_fraction, bound, clip, noise_multiplier, epsilon, threshold, weight_key, records
+        selection, upload_fraction, bound, clip, noise_multiplier, epsilon, threshold, records
     )
     mechanism.check()
     charges = Charges.of(ledger, witness, budget, seed)
@@ -168,7 +168,6 @@ class _Mechanism:
     noise_multiplier: float | None
     epsilon: float | None
     threshold: float
-    weight_key: str
     records: int
 
     def check(self) -> None:

@@ -38,7 +38,7 @@ def check_independent(
     ModelError
         Naming the network and what depends on other records.
     """
-    network = _nudged(_exact(copy.deepcopy(network).train(), shape))
+    network = _nudged(_exact(network, shape).train())
     for module in network.modules():
         if isinstance(module, _DROPOUT):
             module.eval()
@@ -93,9 +93,7 @@ def _compare_losses(task: Task, found: Tensor, targets: Tensor, where: str) -> N
     alone = torch.cat([task.loss(found[k : k + 1], targets[k : k + 1]) for k in range(len(found))])
     pairs = [(together.detach(), alone.detach())]
     if together.requires_grad:
-        direction = torch.linspace(-1, 2, len(found)).to(
-            together
-        )  # each record's loss by a weight of its own
+        direction = torch.linspace(-1, 2, len(found)).to(together)  # each record's loss has its own weight
         pairs.append((_gradient(together * direction, found), _gradient(alone * direction, found)))
     for one, other in pairs:
         if not torch.allclose(one, other, rtol=TOLERANCE, atol=1e-6, equal_nan=True):
@@ -152,9 +150,9 @@ def _compare(name: str, what: str, together: Tensor, alone: Tensor) -> None:
 
 
 def _exact(network: nn.Module, shape: Shape) -> nn.Module:
-    """Return a network in double precision: in single, rounding may move the largest of a pool.
+    """Return a copy of a network in double precision: in single, rounding may move the largest of a pool.
 
-    One that only works in single precision is left as it is.
+    One that only works in single precision is copied as it is.
     """
     with warnings.catch_warnings():  # TorchScript's parameters are no leaves of the graph
         warnings.filterwarnings("ignore", "The .grad attribute of a Tensor", UserWarning)
@@ -163,7 +161,7 @@ def _exact(network: nn.Module, shape: Shape) -> nn.Module:
         with torch.no_grad():
             double(torch.zeros(2, *shape).to(_example(double)))
     except RuntimeError:
-        return network
+        return copy.deepcopy(network)
     return double
 
 

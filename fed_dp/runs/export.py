@@ -6,9 +6,8 @@ import io
 from pathlib import Path
 from typing import Literal
 
-from fed_dp.errors import ConfigError
 from fed_dp.extras import need
-from fed_dp.runs.folder import write_atomically
+from fed_dp.runs.folder import write_output
 from fed_dp.runs.saved_model import SavedModel
 
 Form = Literal["state-dict", "torch-export", "onnx"]
@@ -50,7 +49,4 @@ def write_model(run: Path, out: Path, *, form: Form = "state-dict") -> None:
             made = torch.onnx.export(program, example, dynamo=True, dynamic_shapes=(batch,), verbose=False)
             assert made is not None  # with dynamo
             buffer.write(made.model_proto.SerializeToString())
-    try:
-        write_atomically(out, buffer.getvalue())
-    except OSError as error:
-        raise ConfigError(f"{out} cannot be written: {error.strerror}") from None
+    write_output(out, buffer.getvalue())

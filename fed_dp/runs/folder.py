@@ -28,7 +28,7 @@ import numpy as np
 import tomli_w
 
 from fed_dp.accounting import Event, from_json, to_json
-from fed_dp.errors import ResumeError, RunError
+from fed_dp.errors import ConfigError, ResumeError, RunError
 from fed_dp.experiment import Experiment, build
 from fed_dp.runs.saved_model import NAME as MODEL
 
@@ -219,6 +219,20 @@ def atomically(path: Path) -> Iterator[BinaryIO]:
         out.flush()
         os.fsync(out.fileno())
     partial.replace(path)
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """Write a file that the user has named.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be written.
+    """
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -78,6 +78,21 @@ def flower(tmp_path: Path) -> Iterator[dict[str, str]]:
             link.wait(20)
 
 
+def flwr_run(app: Path, config: str, *, nodes: int, environment: dict[str, str], folder: Path) -> str:
+    """Run an app under Flower's engine; return all that was logged."""
+    federation = f"num-supernodes={nodes} client-resources-num-cpus=1"
+    done = subprocess.run(
+        [str(BIN / "flwr"), "run", str(app), "--stream", "-c", config, "--federation-config", federation],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=HANG,
+        check=False,
+    )
+    return done.stdout + done.stderr + (folder / "superlink.log").read_text()
+
+
 @pytest.mark.parametrize("more", [pytest.param([], marks=pytest.mark.exhaustive), IN_TURN])
 def test_all_three_engines_give_the_same_result(
     flower: dict[str, str], tmp_path: Path, more: list[str]
@@ -88,17 +103,7 @@ def test_all_three_engines_give_the_same_result(
     on_ray, summary = simulate(experiment, observer=Silent(), engine="ray", root=tmp_path / "ray")
     folder = tmp_path / "flower"
     config = f'experiment="digits:psgd" set="{" ".join(settings)}" run-folder="{folder}"'
-    federation = "num-supernodes=3 client-resources-num-cpus=1"
-    done = subprocess.run(
-        [str(BIN / "flwr"), "run", str(ROOT), "--stream", "-c", config, "--federation-config", federation],
-        env=flower,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()
+    log = flwr_run(ROOT, config, nodes=3, environment=flower, folder=tmp_path)
     assert (folder / "summary.json").is_file(), log[-3000:]
     assert weights(here) == weights(on_ray) == weights(folder)
     theirs = json.loads((folder / "summary.json").read_text())
@@ -111,17 +116,7 @@ def test_somebody_elses_app_with_our_strategy_and_mod_runs_under_flowers_engine(
 ) -> None:
     app = shutil.copytree(ROOT / "examples" / "quickstart", tmp_path / "quickstart")
     subprocess.run(["patch", "-p1", "-i", "dssgd.diff"], cwd=app, check=True, capture_output=True)
-    command = [str(BIN / "flwr"), "run", str(app), "--stream", "-c", "num-server-rounds=2"]
-    done = subprocess.run(
-        [*command, "--federation-config", "num-supernodes=4 client-resources-num-cpus=1"],
-        env=flower,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=HANG,
-        check=False,
-    )
-    log = done.stdout + done.stderr + (tmp_path / "superlink.log").read_text()
+    log = flwr_run(app, "num-server-rounds=2", nodes=4, environment=flower, folder=tmp_path)
     assert "final accuracy" in log, log[-3000:]
     # ε so far of every client, and the clients whose uploads were used
     assert "'uploads': 4" in log or "uploads': '4" in log, log[-3000:]

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 from flwr.serverapp.strategy import FedAvg
 
 import fed_dp
 from fed_dp.errors import ConfigError, EmptyRound, FedDpError, RunError
 from fed_dp.flower import Dssgd, selective_upload, simulate
-from fed_dp.simulations.grid import RUN_ID, SERVER_NODE, InProcessGrid
+from fed_dp.simulations.grid import InProcessGrid
 from tests.flower.apps import SIZE, Seen, arrays, client_app, server_app, towards, values_of
 
 COMMON: dict[str, Any] = {"fraction_evaluate": 0.0}
@@ -179,7 +178,6 @@ def test_a_model_without_numbers_is_refused() -> None:
     grid = InProcessGrid(2, {}, client_app([]))
     with pytest.raises(FedDpError, match="no floating-point arrays"):
         Dssgd(**COMMON).start(grid, ArrayRecord({"steps": Array(np.array(3))}), num_rounds=1)
-    assert Context(RUN_ID, SERVER_NODE, {}, RecordDict(), {}).run_config == {}
 
 
 def test_a_node_whose_arrays_differ_is_left_out() -> None:
