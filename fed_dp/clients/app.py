@@ -348,7 +348,8 @@ def _fit_of(pending: Pending, outcome: Fit | Exception) -> Fit:
     """Return the fit. Where noise comes after it, a training that diverged is a change like any other."""
     if isinstance(outcome, Fit):
         return outcome
-    if isinstance(outcome, UploadRefused) and pending.noise is not None:
+    diverged = isinstance(outcome, UploadRefused | ArithmeticError | np.linalg.LinAlgError)
+    if diverged and pending.noise is not None:
         return Fit(np.zeros_like(pending.fit_request.weights))
     raise outcome
 

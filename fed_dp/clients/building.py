@@ -32,6 +32,8 @@ def make_trainer(experiment: Experiment, dataset: DataSet) -> tuple[Trainer, Fla
     check_targets(experiment, dataset)
     network = experiment.network(dataset.shape, dataset.classes)
     net = FlatNetwork(network, device.choose(experiment.clients.gpus))
-    plan = release_plan(experiment, client=0, size=net.size)
+    plan = None  # where a selection of its changes is what is private, the trainer itself adds no noise
+    if experiment.noisy_part is experiment.trainer:
+        plan = release_plan(experiment, client=0, size=net.size)
     trainer: Trainer = experiment.trainer.build(experiment, net, plan)
     return trainer, net

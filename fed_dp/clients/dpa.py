@@ -69,17 +69,17 @@ class Dpa(Functional):
 
     def network_options(self, experiment: Experiment) -> dict[str, Any]:
         """As released, the head learns an intercept."""
-        return {"intercept": True} if experiment.privacy.variant == "paper_as_released" else {}
+        return {"intercept": True} if self.variant(experiment) == "paper_as_released" else {}
 
     def build_paper_form(self, experiment: Experiment, net: FlatNetwork) -> Trainer:
         """Return the trainer of the paper's form, as claimed, printed or released."""
         from fed_dp.clients.functional.perturbed import PerturbedTrainer
 
-        variant = experiment.privacy.variant
+        variant = self.variant(experiment)
         return PerturbedTrainer(
             self,
             net,
-            epsilon=experiment.privacy.budget_epsilon,
+            epsilon=self.own_epsilon(experiment),
             as_printed=variant == "paper_as_printed" or not self.perturb,
             as_released=variant == "paper_as_released",
         )

@@ -64,7 +64,7 @@ class Pcdbn(Functional):
         """Return the trainer of the paper's form."""
         from fed_dp.clients.functional.perturbed import PerturbedTrainer
 
-        return PerturbedTrainer(self, net, epsilon=experiment.privacy.budget_epsilon)
+        return PerturbedTrainer(self, net, epsilon=self.own_epsilon(experiment))
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:

@@ -121,9 +121,9 @@ class TrainerOptions(Mechanism):
         """Whether it adds noise of its own."""
         return False
 
-    def refuses_private_selection(self) -> str:
-        """Return why a private selection of its changes is refused; empty where it is not."""
-        return ""
+    def variant(self, experiment: Experiment) -> str:
+        """Return which form of its noise is asked for; 'proved' where it adds none itself."""
+        return experiment.privacy.variant if experiment.noisy_part is self else "proved"
 
     def as_in_paper(self, model: Network) -> bool:
         """Return whether it trains a network as its paper has it, which is not proved."""
@@ -174,11 +174,6 @@ class StrategyOptions(Mechanism):
     @property
     def one_at_a_time(self) -> bool:
         """Whether one client trains at a time."""
-        return False
-
-    @property
-    def sees_last_upload(self) -> bool:
-        """Whether, in addition, each starts from what the one before has uploaded."""
         return False
 
     @property

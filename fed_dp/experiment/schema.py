@@ -197,11 +197,13 @@ class Experiment(Section):
                         "or with strategy.selection = 'sparse_vector' or 'random_mask'"
                     )
             return
-        if source is not self.trainer and (why := self.trainer.refuses_private_selection()):
+        if source is not self.trainer and self.trainer.private:
             key, value = mechanism
+            without = ", or trainer.perturb = false" if hasattr(self.trainer, "perturb") else ""
             raise ValueError(
-                f"{key} = {value!r}: trainer.name = {self.trainer.name!r} {why}; allowed: largest_values, "
-                "random_with_threshold"
+                f"{key} = {value!r}: trainer.name = {self.trainer.name!r} adds noise of its own, and to "
+                "select what is private already costs nothing; allowed: largest_values, "
+                f"random_with_threshold{without}"
             )
         source.check_privacy(self.privacy)
 

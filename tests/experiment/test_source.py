@@ -111,7 +111,7 @@ def made(*settings: str) -> Experiment:
         ([*MASK, *BUDGET, "privacy.variant=best"], ["privacy.variant = 'best'", "'paper_as_printed'"]),
         (
             [*MASK, *PRIVATE],
-            ["strategy.selection = 'random_mask'", "'psgd' is private already", "costs nothing"],
+            ["strategy.selection = 'random_mask'", "'psgd' adds noise of its own", "costs nothing"],
         ),
         ([*SPARSE, "privacy.variant=paper", "strategy.split=equal"], ["strategy.split = 'equal'", "its own"]),
         ([*DSSGD, "strategy.outdated=0.9"], ["strategy.outdated is set", "'asynchronous'"]),
@@ -141,10 +141,13 @@ def made(*settings: str) -> Experiment:
         ([*DPA, *BUDGET, "trainer.encoder_share=0.5"], ["trainer.encoder_share = 0.5", "less than 0.3"]),
         ([*DPA, *BUDGET, "privacy.variant=paper"], ["privacy.variant = 'paper'", "'scattering'", "'proved'"]),
         ([*DPA, *BUDGET, "trainer.perturb=false"], ["trainer.perturb = false", "no privacy key"]),
-        ([*DPA, *BUDGET, *DSSGD], ["model.name = 'scattering'", "must be averaged", "scattering-random"]),
         (
-            [*DPA, *BUDGET, *DSSGD, "model.name=scattering-random", "strategy.exchange=parallel"],
-            ["strategy.exchange = 'parallel'", "go in turn", "round_robin"],
+            [*DPA, *BUDGET, *DSSGD, "strategy.exchange=free_running"],
+            ["strategy.exchange = 'free_running'", "'scattering' learns its encoder", "allowed: parallel, "],
+        ),
+        (
+            [*DPA, *BUDGET, *DSSGD, "strategy.download_fraction=0.5"],
+            ["strategy.download_fraction = 0.5", "'scattering' learns its encoder", "allowed: 1.0"],
         ),
         (
             [*PCDBN, *BUDGET, "model.layers=3", "trainer.encoder_share=0.25"],
@@ -156,8 +159,8 @@ def made(*settings: str) -> Experiment:
         ),
         (["trainer.name=dpa", "model.name=dpah"], ["data.name = 'digits'", "behaviour", "health-daily"]),
         (
-            [*DPA, "model.name=unit-linear", "trainer.perturb=false", *MASK, *BUDGET],
-            ["'random_mask'", "a privacy of its own"],
+            [*DPA, "model.name=unit-linear", *MASK, *BUDGET],
+            ["'random_mask'", "'dpa' adds noise of its own", "trainer.perturb = false"],
         ),
         ([*DPA, "model.components=200000"], ["model.components = 200000", "less than or equal to 10000"]),
         ([*DPA, "trainer.cross=1e200"], ["trainer.cross = 1e+200", "less than or equal to 1000"]),

@@ -11,8 +11,11 @@ import pytest
 
 from fed_dp.accounting import Ledger
 from fed_dp.clients import app as client_app
+from fed_dp.clients.building import make_trainer
 from fed_dp.clients.ledger_session import VirtualLedgerSession
 from fed_dp.experiment import Experiment, build, to_run_config
+from fed_dp.experiment.federation import make_federation
+from fed_dp.models import Encoded
 from fed_dp.runs.folder import LEDGERS, RunFolder
 from fed_dp.server.app import PlainLines
 from fed_dp.server.observers import Silent
@@ -21,7 +24,7 @@ from fed_dp.simulations.grid import InProcessGrid
 from fed_dp.simulations.runner import simulate
 from fed_dp.simulations.study import run_study
 from tests.clients.test_statistics import MODELS, experiment
-from tests.conftest import private_selection, small
+from tests.conftest import private_selection, small, some
 from tests.simulations.test_simulate import StopAfter, run, weights
 
 
@@ -139,14 +142,41 @@ def test_a_stage_that_was_half_there_is_whole_after_a_resume(tmp_path: Path) -> 
     assert weights(folder) == weights(whole)
 
 
-@pytest.mark.parametrize("exchange", ["round_robin", "random_order"])
-def test_sites_in_turn_learn_from_each_other(exchange: str, tmp_path: Path) -> None:
-    strategy = {"name": "dssgd", "exchange": exchange, "upload_fraction": 0.5}
+EXCHANGES = ("parallel", "round_robin", "random_order", "asynchronous")
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("model", some(("patch-filters", "scattering"), ("patch-filters",)))
+def test_in_every_exchange_the_encoder_is_that_of_all_sites_moments(
+    model: str, exchange: str, tmp_path: Path
+) -> None:
+    """In whichever order sites come, their changes add up to what averaging makes of the same releases."""
     found = {}
+    for strategy in ({"name": "averaging"}, {"name": "dssgd", "exchange": exchange, "upload_fraction": 1.0}):
+        given = experiment(model, strategy=strategy, rounds=6)
+        path, summary = run(given, tmp_path / strategy["name"])
+        latest = RunFolder(path).latest()
+        assert latest is not None
+        assert summary["privacy"]["rounds_free"] == 6 - given.model.stages
+        assert 3.99 < summary["privacy"]["epsilon_total"] <= 4.0
+        found[strategy["name"]] = latest[1]["weights"], summary["accuracy"]["final"]
+    (mean, accuracy), (added, ours) = found["averaging"], found["dssgd"]
+    _, net = make_trainer(given, make_federation(given).dataset)
+    assert isinstance(net.network, Encoded)
+    learnt = net.network.segment(given.model.stages).start
+    start = net.weights()[:learnt]
+    assert np.abs(mean[:learnt] - start).max() > 0.1  # it has learnt
+    # Averaging weighs sites by their records (359 or 360); where changes are added up, all weigh the same.
+    np.testing.assert_allclose(added[:learnt], mean[:learnt], atol=2e-4)
+    assert ours > accuracy - 0.05
+
+
+@pytest.mark.parametrize("exchange", [*EXCHANGES, "free_running"])
+def test_sites_that_add_up_come_to_more_than_each_alone(exchange: str, tmp_path: Path) -> None:
+    found = {}
+    strategy = {"name": "dssgd", "exchange": exchange, "upload_fraction": 0.5}
     for name, how in (("together", strategy), ("alone", {"name": "standalone"})):
-        trainer = {"name": "dpa", "local_steps": 2}  # a step towards its own statistics, then the next site
-        given = experiment("scattering-random", strategy=how, trainer=trainer, rounds=15)
-        _, summary = run(given, tmp_path / name)
+        _, summary = run(experiment("scattering-random", strategy=how, rounds=8), tmp_path / name)
         found[name] = summary["accuracy"]["final"]
     assert found["together"] > found["alone"]
 

@@ -100,8 +100,8 @@ class LaplaceMechanism(Functional):
         return AdlmTrainer(
             self,
             net,
-            epsilon=experiment.privacy.budget_epsilon,
-            shared=experiment.privacy.variant == "paper_as_released",
+            epsilon=self.own_epsilon(experiment),
+            shared=self.variant(experiment) == "paper_as_released",
         )
 
     @classmethod

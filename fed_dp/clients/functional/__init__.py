@@ -90,10 +90,6 @@ class Functional(TrainerOptions):
         name, source = self.guarantee(experiment).name, experiment.privacy.noise_source
         return ReleasePlan(stages[-1], name, source, stages)
 
-    def refuses_private_selection(self) -> str:
-        """One privacy is enough."""
-        return "has a privacy of its own (trainer.perturb)"
-
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
         """Local epochs, and descent steps."""
         return {
@@ -160,19 +156,26 @@ class Functional(TrainerOptions):
                 )
 
     def _check_added_changes(self, experiment: Experiment) -> None:
+        """Refuse exchanges in which sites would take statistics under different encoders.
+
+        A learnt encoder follows from the moments of all sites. What the next stage releases is of features
+        under that encoder and is never released again, so every site must have the whole of it by then.
+        """
         model, strategy = experiment.model, experiment.strategy
-        if model.stages > 1:
+        if model.stages == 1:
+            return
+        why = (
+            f"model.name = {model.name!r} learns its encoder from the moments of all sites, one layer a "
+            "round, and the next release of every site needs the whole of it"
+        )
+        if strategy.free_running:
             raise ValueError(
-                f"model.name = {model.name!r}: strategy.name = {strategy.name!r} adds up what sites "
-                "upload, but "
-                "the moments that its encoder is made of must be averaged; allowed: scattering-random, "
-                "random-features, unit-linear"
+                f"strategy.exchange = 'free_running': {why}, but here no site waits for the others; allowed: "
+                "parallel, round_robin, random_order, asynchronous"
             )
-        if not strategy.sees_last_upload:
-            raise ValueError(
-                f"strategy.exchange = {getattr(strategy, 'exchange', None)!r}: every site goes as far as its "
-                "statistics ask, so they must go in turn; allowed: round_robin, random_order"
-            )
+        if any(strategy.download_share(client) != 1 for client in range(experiment.clients.count)):
+            share = getattr(strategy, "download_fraction", None)
+            raise ValueError(f"strategy.download_fraction = {share!r}: {why}; allowed: 1.0")
 
     def check_noise(self, experiment: Experiment) -> None:
         """Refuse privacy keys that do not go together with its form."""
@@ -230,6 +233,10 @@ class Functional(TrainerOptions):
         trainer: Trainer = plain.trainer.build(plain, own, None)
         return trainer
 
+    def own_epsilon(self, experiment: Experiment) -> float | None:
+        """Return the ε that its own noise has; None where it adds none."""
+        return experiment.privacy.budget_epsilon if self.private else None
+
     def build_paper_form(self, experiment: Experiment, net: FlatNetwork) -> Trainer:
         """Return the trainer of the form that its paper has."""
         raise NotImplementedError
@@ -243,5 +250,8 @@ def sites_per_model(experiment: Experiment) -> int:
 
 
 def step_of(experiment: Experiment) -> float:
-    """Return how far a site moves the model towards its own: where changes add up, its part of the way."""
+    """Return how far a site moves the model towards its own, of the whole way.
+
+    Where changes are added up, each of n sites goes 1/n of it: together they come to the mean of all.
+    """
     return 1 / sites_per_model(experiment) if experiment.strategy.adds_changes else 1.0

@@ -68,7 +68,7 @@ class StatisticsTrainer:
     whose number of records is public; or add or remove one, where sums are divided by a declared number.
     `stages` are what is released, or None where nothing is perturbed. `sites` is how many share a model:
     the noise in it is that of all of them. With `sends_statistics` the upload is the statistic itself.
-    `step` is how far a site moves the model towards its own class means, of the whole way.
+    `step` is how far a site moves the model towards what its own statistics ask for, of the whole way.
     """
 
     is_private = True
@@ -86,6 +86,7 @@ class StatisticsTrainer:
         assert isinstance(net.network, Encoded)  # by what the model offers
         self._config, self._net, self._network = config, net, net.network
         self._sites, self._sends_statistics, self._step = sites, sends_statistics, step
+        self._unlearnt = net.weights()  # learnt layers before anything is: the same public numbers everywhere
         self._stages = net.network.stages
         check_independent(net.network, net.shape, name=net.name, seen=features)
         self._noise_specs = [noise_spec(stage) for stage in stages] if stages else [None] * self._stages
@@ -111,13 +112,17 @@ class StatisticsTrainer:
         return np.clip(total / data.expected_records, -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
-        """Return the change that a released statistic asks for; no record is needed."""
+        """Return the change that a released statistic asks for; no record is needed.
+
+        A learnt layer changes in the round of its stage alone, and every site's change starts from the same
+        public moments: in whichever order sites come, changes add up to the mean of their moments.
+        """
         if self._sends_statistics:
             return Fit(released)
         change = np.zeros_like(weights)
         where = self._network.segment(stage)
         if stage < self._stages:
-            change[where] = released - weights[where]
+            change[where] = self._step * (released - self._unlearnt[where])
         else:
             self._net.load(weights)
             change[where] = self._towards(weights[where], released, records)
@@ -167,4 +172,5 @@ class StatisticsTrainer:
         for taken in range(self._config.local_steps):
             before, here = here, ahead - step * (gram @ ahead - cross)
             ahead = here + taken / (taken + 3) * (here - before)
-        return np.clip((here - start).T.ravel(), -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)
+        way = self._step * (here - start)
+        return np.clip(way.T.ravel(), -MAX_ABS_VALUE, MAX_ABS_VALUE).astype(np.float32)

@@ -113,10 +113,6 @@ class Psgd(TrainerOptions):
                 "exact; with privacy.noise_source = 'secure', allowed: auto, hooks"
             )
 
-    def refuses_private_selection(self) -> str:
-        """One privacy is enough."""
-        return "is private already, and selecting what is private costs nothing"
-
     def trained_alone(self, experiment: Experiment) -> str:
         """Batches of clients take plain steps, with the gradients chosen by measurement."""
         for key, plain in (("gradients", "auto"), ("optimizer", "sgd"), ("weight_decay", 0.0)):

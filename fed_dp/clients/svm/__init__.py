@@ -101,10 +101,6 @@ class Svm(TrainerOptions):
         """Fit the frequencies to public records, if the machine is hybrid."""
         return self.frequencies == "public"
 
-    def refuses_private_selection(self) -> str:
-        """One privacy is enough."""
-        return "has a privacy of its own (trainer.perturb)"
-
     def check(self, experiment: Experiment) -> None:
         """Refuse a hybrid machine without public records."""
         if self.frequencies == "public" and not experiment.data.has_public:
@@ -155,7 +151,7 @@ class Svm(TrainerOptions):
             release=None if plan is None else plan.release,
             kind=self.noise_kind(experiment),
             step=step_of(experiment),
-            as_printed=experiment.privacy.variant == "paper_as_printed",
+            as_printed=self.variant(experiment) == "paper_as_printed",
         )
 
     @classmethod

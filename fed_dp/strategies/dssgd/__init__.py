@@ -96,11 +96,6 @@ class Dssgd(StrategyOptions):
         return self.exchange in ONE_AT_A_TIME
 
     @property
-    def sees_last_upload(self) -> bool:
-        """Whether each client starts from what the one before has uploaded."""
-        return self.exchange in ("round_robin", "random_order")
-
-    @property
     def free_running(self) -> bool:
         """Whether nobody waits."""
         return self.exchange == "free_running"
