@@ -103,14 +103,19 @@ def protects(events: Iterable[Event]) -> str:
     return told + (" (some charges: replace one participant)" if None in relations else "")
 
 
+def weakest(events: Iterable[Event]) -> str | None:
+    """Return the weakest guarantee among releases with noise: of all of them together, no more holds."""
+    found = (event.stated.status for event in events if not isinstance(event.release, Unprotected))
+    return min(found, key=WORST.index, default=None)
+
+
 def standing(events: Iterable[Event]) -> str:
     """Return what stands behind charges: the weakest guarantee among them, unit and neighbours."""
     listed = list(events)
     kept = [event for event in listed if not isinstance(event.release, Unprotected)]
     told = []
     if kept:
-        worst = min((event.stated.status for event in kept), key=WORST.index)
-        told = [f"{worst}; neighbours: {protects(kept)}"]
+        told = [f"{weakest(kept)}; neighbours: {protects(kept)}"]
     for kind, words in (
         ("upload", "without noise: {} uploads, so that no ε bounds what was released"),
         ("scores", "without noise: scores on the test records, {} times"),

@@ -37,19 +37,20 @@ def create_ledger(
 def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
     """Show what was spent of the budget, the total first, then every charge. All seals are checked."""
     from fed_dp.accounting import Ledger
-    from fed_dp.accounting.statement import standing
+    from fed_dp.accounting.statement import standing, weakest
 
     file = _ledger_file(path)
     console = Console(highlight=False)
     names = [site] if site else Ledger(file).sites()
     accounts = [Ledger(file, name).read() for name in names]
-    table = Table("site", "spent ε", "of", "δ", "charges", "last entry")
+    table = Table("site", "spent ε", "of", "δ", "guarantee", "charges", "last entry")
     for account, entries in accounts:
         table.add_row(
             account.site,
             account.spent_text,
             f"{account.budget.epsilon:g}",
             f"{account.budget.delta:g}",
+            weakest(entry.event for entry in entries) or "",
             str(len(entries)),
             account.ledger_head[:24],
         )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from fed_dp import plugins
-from fed_dp.accounting import Budget, Ledger
+from fed_dp.accounting import Budget, Guarantee, Ledger
 from fed_dp.errors import ConfigError, SiteRefused
 from fed_dp.experiment import Experiment, read_toml, validated
 from fed_dp.experiment.plan import guarantee_of
@@ -50,6 +50,7 @@ class Allow(Section):
     bound: Annotated[float, Field(gt=0, le=MAX_ABS_VALUE)] = MAX_ABS_VALUE  # γ
     plugins: Names = ()  # what of other packages it runs: names of components, or import paths
     without_noise: bool = False  # whether it takes part in what protects nobody
+    claimed: bool = False  # whether in what its paper claims to be private, without a proof
     # What a round may cost in time and memory; and how many sites there may be.
     rounds: Count = 10_000
     clients: Count = 10_000
@@ -178,11 +179,7 @@ class SiteFile(Section):
                 f"privacy.noise_source = {source!r} is seeded: a deployed site draws from the "
                 "operating system's entropy alone; allowed: 'secure'; nothing was sent"
             )
-        if guarantee is not None and guarantee.status != "proved":
-            raise SiteRefused(
-                f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status} "
-                f"({guarantee.reason}): a deployed site releases only what is proved; nothing was sent"
-            )
+        self._permit_guarantee(experiment, guarantee)
         declared = experiment.data.expected_records
         if declared is not None and self.share.records:
             raise SiteRefused(
@@ -206,6 +203,18 @@ class SiteFile(Section):
             raise SiteRefused(
                 f"strategy.bound = {bound:g} (γ): this site's values stay within {allow.bound:g} "
                 "(allow.bound); nothing was sent"
+            )
+
+    def _permit_guarantee(self, experiment: Experiment, guarantee: Guarantee | None) -> None:
+        """Refuse what is refuted, and what is only claimed unless this file allows it."""
+        if guarantee is None or guarantee.status == "proved":
+            return
+        form = f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status} ({guarantee.reason})"
+        if guarantee.status != "claimed":
+            raise SiteRefused(f"{form}: no site releases what is refuted; nothing was sent")
+        if not self.allow.claimed:
+            raise SiteRefused(
+                f"{form}: this site releases only what is proved (allow.claimed); nothing was sent"
             )
 
     def _permit_size(self, experiment: Experiment) -> None:

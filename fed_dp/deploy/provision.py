@@ -220,6 +220,7 @@ trainers = ["sgd", "psgd", "dpa", "pcdbn", "adlm", "ilm", "svm"]
 upload_fraction = 1.0          # θ_u
 bound = 1000.0                 # γ
 without_noise = false          # whether it takes part in experiments that protect nobody
+claimed = false                # whether in experiments whose privacy their paper claims and nobody has proved
 rounds = 10000                 # these bound the time and memory that an experiment takes here
 clients = 10000
 local_epochs = 100

@@ -102,7 +102,7 @@ PRIVATE = with_noise()
                 strategy={"name": "dssgd", "selection": "sparse_vector", "bound": 0.1},
                 privacy={"budget_epsilon": 3.0, "variant": "paper_as_printed", "noise_source": "secure"},
             ),
-            "releases only what is proved",
+            "no site releases what is refuted",
         ),
         (
             ("upload_fraction = 1.0", "upload_fraction = 0.2"),

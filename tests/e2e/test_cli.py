@@ -234,7 +234,9 @@ def ray_processes(mark: str) -> list[str]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "how", some([signal.SIGINT, signal.SIGTERM, signal.SIGKILL], [signal.SIGINT, signal.SIGKILL])
+)
 def test_a_stopped_run_resumes_to_the_same_result_and_leaves_no_process(
     how: signal.Signals, cli: Cli, experiment: str, tmp_path: Path
 ) -> None:
