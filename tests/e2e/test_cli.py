@@ -16,7 +16,7 @@ import pytest
 
 from fed_dp.accounting import Event, Ledger, SparseVector
 from tests.clock import HANG
-from tests.conftest import Cli
+from tests.conftest import Cli, some
 
 pytestmark = pytest.mark.e2e
 
