@@ -34,7 +34,15 @@ from fed_dp.clients.ledger_session import (
 from fed_dp.clients.memory import Memory
 from fed_dp.clients.redaction import kind_only, without_paths, without_site_paths
 from fed_dp.clients.site_file import SiteFile
-from fed_dp.clients.trainer import ClientBatchTrainer, ClientData, Fit, FitRequest, StagedTrainer, Trainer
+from fed_dp.clients.trainer import (
+    ClientBatchTrainer,
+    ClientData,
+    Fit,
+    FitRequest,
+    NoisedOnceTrainer,
+    StagedTrainer,
+    Trainer,
+)
 from fed_dp.clients.update_exchange import UpdateExchange
 from fed_dp.clients.workplace import Workplace, no_weights, simulated, site_of, site_paths, workplace_of
 from fed_dp.errors import PrivacyError, RunError, SiteRefused, UploadRefused
@@ -148,7 +156,8 @@ class Pending:
     """A message whose release is charged and whose training is still to be done.
 
     `plan`: what is released, None where nothing is private. `noise`: for what is selected after training.
-    `released`: what a staged trainer has released; it trains on that, without records.
+    `released`: what a staged trainer has released, on which it trains without records; or the noise that a
+    trainer has drawn once.
     """
 
     message: Message
@@ -171,6 +180,8 @@ class Pending:
             stage = trainer.stage(data.server_round)
             weights = self.fit_request.weights
             return trainer.follow(weights, self.released, stage, records=data.expected_records)
+        if self.released is not None and len(self.released) and isinstance(trainer, NoisedOnceTrainer):
+            return trainer.fit_with(self.released, self.fit_request.weights, data, self.fit_request.state)
         return trainer.fit(self.fit_request.weights, data, self.fit_request.state)
 
 
@@ -300,10 +311,13 @@ def _released(pending: Pending, session: LedgerSession, plan: ReleasePlan) -> Pe
 
 
 def _release(trainer: Trainer, request: FitRequest, stage: int, plan: ReleasePlan) -> bytes:
-    """Release a stage's statistic; a paper's trainer draws its own noise and looks at records again."""
-    if not isinstance(trainer, StagedTrainer):
-        return b""
-    return trainer.release(request.weights, request.data, stage, _noise(plan, request.data)).tobytes()
+    """Release a stage's statistic; or draw the noise that a trainer keeps, where no seed gives it again."""
+    noise = _noise(plan, request.data)
+    if isinstance(trainer, StagedTrainer):
+        return trainer.release(request.weights, request.data, stage, noise).tobytes()
+    if isinstance(trainer, NoisedOnceTrainer) and plan.noise_source == "secure":
+        return trainer.draw(request.data, noise).tobytes()
+    return b""
 
 
 def finish(pending: Pending, outcome: Fit | Exception) -> Message:

@@ -79,6 +79,23 @@ class ClientBatchTrainer(Protocol):
 
 
 @runtime_checkable
+class NoisedOnceTrainer(Protocol):
+    """A trainer whose noise is drawn once, before its first fit, and is the same in every round.
+
+    In a simulation it follows from the seed. At a real site it comes from the operating system, and the site
+    keeps it with what it sent: drawn anew in every round, it would average out.
+    """
+
+    def draw(self, data: ClientData, noise: Noise) -> Vector:
+        """Return the noise of all rounds; it never leaves the site."""
+        ...
+
+    def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
+        """Fit as `fit` does, with this noise."""
+        ...
+
+
+@runtime_checkable
 class StagedTrainer(Protocol):
     """A trainer that releases something about the records once, and trains on that alone ever after."""
 

@@ -51,10 +51,9 @@ def deployable(
             "operating system's entropy alone; expected -s privacy.noise_source=secure"
         )
     guarantee = guarantee_of(experiment)
-    if guarantee is not None and guarantee.status != "proved":
+    if guarantee is not None and guarantee.status not in ("proved", "claimed"):
         raise ConfigError(
-            f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status}: sites release only "
-            "what is proved"
+            f"privacy.variant = {experiment.privacy.variant!r} is {guarantee.status}: no site releases it"
         )
     federation = at_server(experiment, path=home.data)
     make_trainer(experiment, federation.dataset)
