@@ -180,7 +180,7 @@ def _contains(start: Account, entries: Sequence[Entry], known: str | None, *, wh
 def _read_witness(path: Path, account: Account) -> str | None:
     """Return the last head of this ledger that was written here; None before its first charge."""
     try:
-        identity, _, mark = path.read_text().strip().partition(" ")
+        identity, _, head = path.read_text().strip().partition(" ")
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -190,7 +190,7 @@ def _read_witness(path: Path, account: Account) -> str | None:
             f"witness {path} is of another ledger: what was charged there would be forgotten; put that "
             "ledger back, or, if this site gave it up on purpose, remove the witness"
         )
-    return mark
+    return head
 
 
 def _write_witness(path: Path, account: Account) -> None:

@@ -56,7 +56,7 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
         )
     console.print(table)
     if len(accounts) == 1:
-        console.print(f"mark: {accounts[0][0].ledger_head}", soft_wrap=True)
+        console.print(f"ledger head: {accounts[0][0].ledger_head}", soft_wrap=True)
         if accounts[0][1]:
             console.print(standing(entry.event for entry in accounts[0][1]), soft_wrap=True)
     if len(accounts) > 1:
@@ -81,9 +81,9 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
 def verify_ledger(
     path: LedgerFile,
     site: SiteName = None,
-    mark: Annotated[
+    head: Annotated[
         str | None,
-        typer.Option(metavar="NUMBER:SEAL", help="What the server has recorded: finds an older copy."),
+        typer.Option("--head", metavar="NUMBER:SEAL", help="What the server has seen: finds an older copy."),
     ] = None,
 ) -> None:
     """Check every seal of a ledger, and that it contains what the server has seen."""
@@ -91,10 +91,10 @@ def verify_ledger(
 
     file = _ledger_file(path)
     names = [site] if site else Ledger(file).sites()
-    if mark and len(names) > 1:
-        raise ConfigError(f"--mark = {mark!r}: {file} holds {len(names)} sites; name one with --site")
+    if head and len(names) > 1:
+        raise ConfigError(f"--head = {head!r}: {file} holds {len(names)} sites; name one with --site")
     for name in names:
-        account, entries = Ledger(file, name).read(known=mark)
+        account, entries = Ledger(file, name).read(known=head)
         budget = account.budget
         print(f"{name}: good; {len(entries)} charges, spent ε = {account.spent_text} of {budget.epsilon:g}")
 

@@ -31,15 +31,15 @@ class Memory(Protocol):
     """Where it is kept."""
 
     def state(self) -> State:
-        """Return the trainer's state; empty before the first turn."""
+        """Return the trainer's state; empty before the first round."""
         ...
 
     def own(self) -> Vector | None:
-        """Return the client's own parameters; None before the first turn."""
+        """Return the client's own parameters; None before the first round."""
         ...
 
     def keep(self, state: State, own: Vector | None) -> None:
-        """Keep both for the next turn."""
+        """Keep both for the next round."""
         ...
 
 
@@ -70,15 +70,15 @@ class InContext:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """A deployed site's: one file for each of an experiment's last two turns, readable by its owner alone."""
+    """A deployed site's: one file for each of an experiment's last two rounds, for its owner alone."""
 
     folder: Path
     experiment: str  # the digest
-    turn: int  # the one that is being taken
+    server_round: int  # the one that is asked for
     guarantee: str = "none"  # under which the experiment releases
 
     def state(self) -> State:
-        """Read the trainer's state as it was after the turn before."""
+        """Read the trainer's state as it was after the round before."""
         return {
             key.removeprefix(f"{STATE}."): [float(v) for v in values]
             for key, values in self._before().items()
@@ -86,11 +86,11 @@ class OnDisk:
         }
 
     def own(self) -> Vector | None:
-        """Read the site's own parameters as they were after the turn before."""
+        """Read the site's own parameters as they were after the round before."""
         return self._before().get(LOCAL)
 
     def keep(self, state: State, own: Vector | None) -> None:
-        """Write this turn's file; drop those that no repetition can need."""
+        """Write this round's file; drop those that no repetition can need."""
         parts: dict[str, NDArray[Any]] = {f"{STATE}.{key}": np.array(values) for key, values in state.items()}
         if own is not None:
             parts[LOCAL] = own
@@ -98,19 +98,19 @@ class OnDisk:
             return
         parts[OWNER] = self._owner
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = self._path(self.turn)
+        path = self._path(self.server_round)
         partial = path.with_suffix(".part")
         with open(os.open(partial, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as out:
             np.savez(out, **parts)  # type: ignore[arg-type]
             out.flush()
             os.fsync(out.fileno())
         partial.replace(path)
-        kept = sorted(self._turns(), key=lambda turn: (self._path(turn).stat().st_mtime_ns, turn))
-        for turn in kept[:-2]:  # in whichever order a server asks
-            self._path(turn).unlink(missing_ok=True)
+        kept = sorted(self._rounds(), key=lambda number: (self._path(number).stat().st_mtime_ns, number))
+        for number in kept[:-2]:  # in whichever order a server asks
+            self._path(number).unlink(missing_ok=True)
 
     def _before(self) -> dict[str, NDArray[Any]]:
-        earlier = [turn for turn in self._turns() if turn < self.turn]
+        earlier = [number for number in self._rounds() if number < self.server_round]
         if not earlier:
             return {}
         path = self._path(earlier[-1])
@@ -129,9 +129,9 @@ class OnDisk:
     def _owner(self) -> NDArray[np.str_]:
         return np.array([self.experiment, self.guarantee])
 
-    def _path(self, turn: int) -> Path:
-        return self.folder / f"{self.experiment}-{turn:06d}.npz"
+    def _path(self, server_round: int) -> Path:
+        return self.folder / f"{self.experiment}-{server_round:06d}.npz"
 
-    def _turns(self) -> list[int]:
+    def _rounds(self) -> list[int]:
         found = self.folder.glob(f"{self.experiment}-*.npz") if self.folder.is_dir() else ()
         return sorted(int(path.stem.rpartition("-")[2]) for path in found)

@@ -129,10 +129,10 @@ class RunFolder:
 
     # --------------------------------------------------------------------------- releases
 
-    def note(self, mark: str, events: Sequence[Event]) -> None:
+    def note(self, head: str, events: Sequence[Event]) -> None:
         """Note, on disk, what a real site's upload released: it counts, whatever becomes of its round."""
         with (self.path / RELEASES).open("a", encoding="utf-8") as out:
-            out.write(json.dumps([mark, to_json(events)]) + "\n")
+            out.write(json.dumps([head, to_json(events)]) + "\n")
             out.flush()
             os.fsync(out.fileno())
 
@@ -141,11 +141,11 @@ class RunFolder:
         path = self.path / RELEASES
         for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
             try:
-                mark, events = json.loads(text)
+                head, events = json.loads(text)
             except ValueError:
                 continue
             for event in from_json(events):
-                yield str(mark), event
+                yield str(head), event
 
     # ------------------------------------------------------------------------- checkpoint
 

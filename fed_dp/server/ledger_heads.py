@@ -1,7 +1,7 @@
-"""What the server remembers of real sites' ledgers over all its runs: the last mark of each.
+"""What the server remembers of real sites' ledgers over all its runs: the last ledger head of each.
 
-A site that comes back with an older copy of its ledger does not contain the mark, and refuses. One that comes
-with another ledger would contain no mark at all: it takes no part until the operator forgets the old one.
+A site that comes back with an older copy of its ledger does not have that entry, and refuses. One that comes
+with another ledger would have no entry that is known: it takes no part until the operator forgets the old one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ OTHER = "another ledger than in earlier runs"
 
 
 class LedgerHeads:
-    """The last mark of every ledger, in a file beside the run folders; virtual clients have none there."""
+    """The last head of every ledger, in a file beside the run folders; virtual clients have none there."""
 
     def __init__(self, root: Path) -> None:
         self._path = root / FILE
@@ -35,7 +35,7 @@ class LedgerHeads:
                 ) from None
 
     def of(self, sites: Sequence[Site], otherwise: Sequence[str]) -> list[str]:
-        """Return each site's mark: the one remembered, or else what the run itself has seen."""
+        """Return each site's ledger head: the one remembered, or else what the run itself has seen."""
         return [self._known.get(_whose(site), head) for site, head in zip(sites, otherwise, strict=True)]
 
     def admitted(self, sites: Sequence[Site]) -> tuple[Site, ...]:
@@ -60,7 +60,7 @@ class LedgerHeads:
         return [key for key in self._known if name and key.startswith(f"{name}:")]
 
     def keep(self, sites: Sequence[Site], ledger_heads: Sequence[str]) -> None:
-        """Remember the marks of real sites."""
+        """Remember the ledger heads of real sites."""
         new = {
             _whose(site): head for site, head in zip(sites, ledger_heads, strict=True) if site.ledger and head
         }
@@ -70,5 +70,5 @@ class LedgerHeads:
 
 
 def _whose(site: Site) -> str:
-    """Return whose mark it is: a site says which ledger it has, but its name follows from its key."""
+    """Return whose ledger head it is: a site says which ledger it has, but its name follows from its key."""
     return f"{site.name}:{site.ledger}" if site.name else site.ledger

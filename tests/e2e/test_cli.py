@@ -147,15 +147,15 @@ def test_a_ledger_is_made_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
     done = cli("ledger", "create", "w.ledger", "--site", "ward 7", "--epsilon", "2", "--delta", "1e-6")
     assert "may spend ε = 2, δ = 1e-06 in all, and has spent nothing" in done.stdout
     ledger = Ledger(tmp_path / "w.ledger")
-    mark = ledger.charge(Event(SparseVector(0.5, 100), "sparse_vector", 3, 0, "secure")).ledger_head
+    head = ledger.charge(Event(SparseVector(0.5, 100), "sparse_vector", 3, 0, "secure")).ledger_head
     shown = cli("ledger", "show", "w.ledger").stdout
-    assert re.search(r"ward 7 +│ 0.5 +│ 2 +│ 1e-06 +│ 1", shown)
+    assert re.search(r"ward 7 +│ 0.5 +│ 2 +│ 1e-06 +│ proved +│ 1", shown)
     assert "round 3, sparse_vector (epsilon 0.5, count 100), proved per participant, noise: secure" in shown
     assert "ward 7: good; 1 charges, spent ε = 0.5 of 2" in cli("ledger", "verify", "w.ledger").stdout
-    assert f"mark: {mark}" in shown
-    assert cli("ledger", "verify", "w.ledger", "--mark", mark).returncode == 0
+    assert f"ledger head: {head}" in shown
+    assert cli("ledger", "verify", "w.ledger", "--head", head).returncode == 0
     assert "has no ledgers" in error_line(cli("ledger", "show", "."))
-    line = error_line(cli("ledger", "verify", "w.ledger", "--mark", "2:" + "0" * 64))
+    line = error_line(cli("ledger", "verify", "w.ledger", "--head", "2:" + "0" * 64))
     assert "it was rolled back to an older copy" in line
     assert "exists already" in error_line(
         cli("ledger", "create", "w.ledger", "--site", "a", "--epsilon", "9")
