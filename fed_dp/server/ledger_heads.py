@@ -1,7 +1,7 @@
 """What the server remembers of real sites' ledgers over all its runs: the last ledger head of each.
 
 A site that comes back with an older copy of its ledger does not have that entry, and refuses. One that comes
-with another ledger would have no entry that is known: it takes no part until the operator forgets the old one.
+with another ledger would have no known entry: it takes no part until the operator forgets the old one.
 """
 
 from __future__ import annotations
