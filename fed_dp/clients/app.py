@@ -316,7 +316,7 @@ def _release(trainer: Trainer, request: FitRequest, stage: int, plan: ReleasePla
     if isinstance(trainer, StagedTrainer):
         return trainer.release(request.weights, request.data, stage, noise).tobytes()
     if isinstance(trainer, NoisedOnceTrainer) and plan.noise_source == "secure":
-        return trainer.draw(request.data, noise).tobytes()
+        return noise.laplace(np.zeros(trainer.draws(request.data)), scale=1.0).astype(np.float32).tobytes()
     return b""
 
 

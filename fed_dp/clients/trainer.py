@@ -80,18 +80,18 @@ class ClientBatchTrainer(Protocol):
 
 @runtime_checkable
 class NoisedOnceTrainer(Protocol):
-    """A trainer whose noise is drawn once, before its first fit, and is the same in every round.
+    """A trainer whose Laplace noise is drawn once, before its first fit, and is the same in every round.
 
     In a simulation it follows from the seed. At a real site it comes from the operating system, and the site
-    keeps it with what it sent: drawn anew in every round, it would average out.
+    keeps it where it keeps what it sent: drawn anew in every round, it would average out.
     """
 
-    def draw(self, data: ClientData, noise: Noise) -> Vector:
-        """Return the noise of all rounds; it never leaves the site."""
+    def draws(self, data: ClientData) -> int:
+        """Return how many numbers of noise all rounds together use."""
         ...
 
     def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
-        """Fit as `fit` does, with this noise."""
+        """Fit as `fit` does, with these draws of Lap(1) in place of seeded ones."""
         ...
 
 

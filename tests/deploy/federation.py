@@ -76,6 +76,7 @@ class Federation:
         self.plan = Plan(SITES, Budget(epsilon, 1e-5), "127.0.0.1", port, control)
         provision(folder, self.plan)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.told: set[str] = set()  # the guarantees that ledgers hold
         self._joined: dict[str, int] = {}  # how often a site had joined before it was started
         for k, name in enumerate(SITES):
             data = self.site(name) / "data"
@@ -194,6 +195,8 @@ class Federation:
         wait_until(lambda: self._online() >= count, self.logs)
 
     def _joins(self, name: str) -> int:
+        ended = [each for each, process in self.processes.items() if process.poll() is not None]
+        assert not ended, f"ended by themselves: {', '.join(ended)}\n{self.logs()}"
         log = self.site(name) / "site.log"
         return log.read_text(errors="replace").count("SuperNode ID:") if log.is_file() else 0
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from fed_dp.accounting import Ledger
 from fed_dp.deploy import authority
@@ -23,6 +24,7 @@ from fed_dp.server.observers import Silent
 from fed_dp.server.rounds import run_rounds
 from fed_dp.simulations.runner import simulate
 from tests.clock import wait_until
+from tests.conftest import in_process, some
 from tests.deploy.federation import (
     SITES,
     Federation,
@@ -33,6 +35,7 @@ from tests.deploy.federation import (
     with_noise,
 )
 from tests.deploy.hostile import SENT, plan
+from tests.experiment.test_grid import FORMS, PUBLIC
 from tests.faults.test_exchange import Faulty
 
 pytestmark = pytest.mark.e2e
@@ -131,6 +134,63 @@ def test_a_budget_that_is_used_up_refuses_and_the_run_goes_on(running: Federatio
     assert line["clients"]["uploaded"] == 2
     assert "over the budget of 6" in line["failures"]["2"]
     assert running.ledger("c").read()[0] == before
+
+
+# ----------------------------------------------------------------------------- every trainer
+
+DEPLOYED = ("psgd", "dpa", "dpa, learnt encoder", "pcdbn", "adlm", "ilm", "svm, hybrid", "svm, private")
+CLAIMED = tuple(f"{name}, as its paper" for name in ("dpa", "pcdbn", "adlm", "ilm"))
+
+
+@pytest.fixture(scope="module")
+def images(running: Federation) -> Iterator[Federation]:
+    """The same sites with images of digits in the place of their tables, which allow what is only claimed."""
+    x, y = load_digits(return_X_y=True)
+    x, places = x.reshape(-1, 1, 8, 8), [running.site(name) for name in SITES]
+    parts = dict(zip(places, (slice(0, 300), slice(300, 650), slice(650, 900)), strict=True))
+    for place in (*places, running.server):
+        (place / "data").rename(place / "tables")
+        (place / "data").mkdir()
+    for place, part in parts.items():
+        np.savez(place / "data" / "train.npz", X=x[part], y=y[part])
+    for name, part in (("public", slice(900, 1100)), ("test", slice(1100, None))):
+        np.savez(running.server / "data" / f"{name}.npz", X=x[part], y=y[part])
+    for name in SITES:
+        running.edit(name, "claimed = false", "claimed = true")
+    yield running
+    for place in (*places, running.server):
+        shutil.rmtree(place / "data")
+        (place / "tables").rename(place / "data")
+
+
+@pytest.mark.parametrize("form", some((*DEPLOYED, *CLAIMED), ("pcdbn", "adlm", "dpa, as its paper")))
+def test_every_trainer_runs_at_real_sites(images: Federation, form: str) -> None:
+    model, trainer, privacy = FORMS[form]
+    data = {"name": "folder", "path": "/at-each-site", "classes": 10, "bounds": [0.0, 16.0]}
+    public = {"public_records": 100} if form.startswith(PUBLIC) and form not in CLAIMED else {}
+    before = {name: images.ledger(name).read()[0].number for name in SITES}
+    stages = 3 if form == "pcdbn" else 2 if "learnt" in form else 1
+    content = tables(
+        name="every",
+        rounds=stages + 1,
+        data={**data, **public},
+        model=model,
+        trainer=trainer,
+        strategy={"name": "dssgd", "exchange": "parallel", "upload_fraction": 0.5},
+        privacy={**privacy, "budget_epsilon": 0.9, "noise_source": "secure"},
+    )
+    summary = images.run(content)
+    assert summary["failures"] == 0
+    wanted = "claimed" if form in CLAIMED else "proved"
+    assert summary["privacy"]["guarantee"] == wanted
+    assert summary["privacy"]["epsilon_total"] <= 0.9 * (1 + 1e-9)
+    charges = stages + 1 if form == "psgd" else stages  # further rounds of the others are free
+    for name in SITES:
+        entries = images.ledger(name).read()[1][before[name] :]
+        assert [entry.event.stated.status for entry in entries] == [wanted] * charges
+    shown = in_process(images.folder, "ledger", "show", str(images.site("a") / "ledger.sqlite")).stdout
+    assert ("│ claimed" in shown) == (wanted == "claimed" or "claimed" in images.told)
+    images.told.add(wanted)
 
 
 # ------------------------------------------------------------------------- who is not let in
