@@ -153,6 +153,12 @@ class Crbm(nn.Module):
             found = found + (beside @ self.dynamic[:, :-1])[:, :, None, None]
         return found
 
+    def visible_bias(self, beside: Tensor | None) -> Tensor:
+        """Return the visible units' bias, c, or that of each record: ĉ = c + A x + η s (Eq. 26)."""
+        if self.dynamic is None or beside is None:
+            return self.visible
+        return self.visible + beside @ self.dynamic[:, -1]
+
     def probability(self, total: Tensor, polynomial: Approximation | None) -> Tensor:
         """Return P(h = 1 | v): exact, or by a polynomial."""
         if polynomial is None:
@@ -166,9 +172,7 @@ class Crbm(nn.Module):
     def reconstruction(self, h: Tensor, beside: Tensor | None) -> Tensor:
         """Return P(v = 1 | h)."""
         left, right, top, bottom = self._padding
-        whole = functional.conv_transpose2d(h, self.filters) + self.visible
-        if self.dynamic is not None and beside is not None:
-            whole = whole + (beside @ self.dynamic[:, -1:])[:, :, None, None]
+        whole = functional.conv_transpose2d(h, self.filters) + self.visible_bias(beside)[:, None, None, None]
         height, width = whole.shape[2:]
         return torch.sigmoid(whole[:, :, top : height - bottom, left : width - right])
 

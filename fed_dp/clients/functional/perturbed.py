@@ -131,10 +131,8 @@ class PerturbedTrainer:
 
         def energy(v: Tensor, beside: Tensor | None) -> Tensor:
             total = crbm.total(v, beside)
-            bound = (crbm.probability(total, polynomial) * total).sum((1, 2, 3)) + crbm.visible * v.sum(
-                (1, 2, 3)
-            )
-            return -bound.mean()
+            hidden = (crbm.probability(total, polynomial) * total).sum((1, 2, 3))
+            return -(hidden + crbm.visible_bias(beside) * v.sum((1, 2, 3))).mean()
 
         def objective(x: Tensor, _: Tensor) -> Tensor:
             v, beside = network.below(x, layer)
