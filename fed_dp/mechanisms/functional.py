@@ -117,6 +117,17 @@ def first_layer_sensitivity(neurons: int, inputs: int) -> float:
     return 2.0 * neurons * inputs
 
 
+def released_first_layer_sensitivity(channels: int, height: int, width: int, *, side: int) -> float:
+    """Δ of the first layer in AdLM's released programs: 2 · channels · (height/2) · (width/2) · side².
+
+    They have numbers, 2·14·14·25 for MNIST and 3·2·10·10·9 for CIFAR-10 cut to 20×20, and explain them as
+    "2*|feature_map|*|unit_patch|" and "2*|chanels|*|feature_map|*|unit_patch|": the map after pooling by 2
+    (after a stride of 2 for CIFAR-10), and a filter of `side` × `side`. For other sizes, this is our reading
+    of that comment. No lemma derives it: Lemma 3 has 2 |h0| d.
+    """
+    return 2.0 * channels * (height // 2) * (width // 2) * side**2
+
+
 def coefficient_noise(shape: tuple[int, ...], *, sensitivity: float, epsilon: float, noise: Noise) -> Exact:
     """Return the Laplace noise, of scale Δ/ε, that is added to coefficients of this shape, once."""
     check(sensitivity=sensitivity, epsilon=epsilon)
