@@ -79,7 +79,7 @@ class AdlmTrainer:
         return Fit(np.clip(net.weights() - weights, -MAX_ABS_VALUE, MAX_ABS_VALUE), state=kept)
 
     def seen(self, weights: Vector, data: ClientData) -> np.ndarray:
-        """Return the inputs that training looks at first: with the noise that is said to make them private."""
+        """Return the inputs that training looks at first: with the noise that should make them private."""
         inputs = to_unit_interval(torch.from_numpy(data.x))
         records = self._records(data, inputs, self._with_relevance(weights, data, inputs, {}))
         return np.asarray(records.batch(torch.arange(len(data.y))).flatten(1).numpy())
