@@ -68,3 +68,30 @@ def test_after_a_round_both_dynamic_biases_have_moved() -> None:
     dynamic = first_layer(network).dynamic
     assert dynamic is not None
     assert (dynamic.detach().abs().amax(0) > 1e-3).all()  # B and η_k of every group; A and η
+
+
+def test_the_energys_noise_is_on_the_coefficients_of_degree_1_alone() -> None:
+    """Of W, b and c: what it adds is linear in them, the same for all groups, and without dynamic biases."""
+    noisy, plain = ready(budget_epsilon=4.0, variant="paper"), ready()
+
+    def added(step: float) -> list[torch.Tensor]:
+        slopes = []
+        for trainer, network, weights, site in (noisy, plain):
+            trainer._net.load(weights)
+            trainer._records, trainer._place = len(site.y), site
+            crbm = first_layer(network)
+            with torch.no_grad():
+                for part in crbm.parameters():
+                    part.add_(step)
+            _, objective = trainer._energy(network, 0)
+            value = objective(torch.from_numpy(site.x[:50]), torch.zeros(50))
+            slopes.append(torch.autograd.grad(value, list(crbm.parameters())))
+        return [a - b for a, b in zip(*slopes, strict=True)]
+
+    slope, elsewhere = added(0.0), added(0.05)
+    names = [name for name, _ in first_layer(noisy[1]).named_parameters()]
+    for name, here, there in zip(names, slope, elsewhere, strict=True):
+        assert there == pytest.approx(here, rel=1e-3, abs=1e-5)  # linear
+        assert bool(here.any()) == (name != "dynamic")
+    filters = slope[names.index("filters")]
+    assert filters[1] == pytest.approx(filters[0], rel=1e-4, abs=1e-6)  # one copy for all groups
