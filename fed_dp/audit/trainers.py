@@ -20,6 +20,7 @@ from fed_dp.accounting import SampledGaussian
 from fed_dp.audit.bounds import check_confidence, sampled, two_worlds
 from fed_dp.audit.finding import Finding, stated
 from fed_dp.audit.mechanisms import check_numbers
+from fed_dp.clients.adlm.perturbed import INPUT_LIMIT
 from fed_dp.clients.adlm.trainer import AdlmTrainer
 from fed_dp.clients.building import make_trainer
 from fed_dp.clients.functional.perturbed import PerturbedTrainer, head_residual
@@ -335,7 +336,10 @@ def _noiseless(stage: Stage, world: bool) -> Transcript:
 
 
 def _differences(stage: Stage) -> tuple[Draw, Score]:
-    """Attack inputs that one noise image is added to: the paper says that they are private as they are."""
+    """Attack inputs that one noise image is added to: the paper says that they are private as they are.
+
+    Inputs that were cut off for some record tell nothing, and are left out.
+    """
     trainer = stage.trainer
     assert isinstance(trainer, AdlmTrainer)  # by its setup
     plain = [np.clip((x.reshape(len(x), -1) + 1) / 2, 0, 1) for x, _ in stage.worlds]
@@ -345,7 +349,8 @@ def _differences(stage: Stage) -> tuple[Draw, Score]:
         return np.asarray(trainer.seen(stage.weights, site), np.float64)
 
     def left(seen: Transcript, world: int) -> float:
-        apart = seen - plain[world]
+        whole = (np.abs(seen) != INPUT_LIMIT).all(0)
+        apart = (seen - plain[world])[:, whole]
         return float(np.linalg.norm(apart - apart.mean(0)))
 
     return draw, lambda seen: left(seen, 0) - left(seen, 1)

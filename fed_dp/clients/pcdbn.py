@@ -26,8 +26,9 @@ CLAIMED = Guarantee(
     "record",
     "replace one",
     "pCDBN (Phan et al. 2017) adds noise once to the coefficients of an energy whose normaliser Z "
-    "changes with every step and with the records; one noisy copy for all groups, budget shared "
-    "by layers and head, sensitivity over the domain",
+    "changes with every step and with the records; of its monomials those of degree 1 get noise, since the "
+    "others are too many; one noisy copy for all groups, budget shared by layers and head, sensitivity "
+    "over the domain",
 )
 
 

@@ -8,7 +8,6 @@ Inputs are mapped to [0, 1] by fixed public bounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -153,6 +152,12 @@ class Crbm(nn.Module):
             found = found + (beside @ self.dynamic[:, :-1])[:, :, None, None]
         return found
 
+    def visible_bias(self, beside: Tensor | None) -> Tensor:
+        """Return the visible units' bias, c, or that of each record: ĉ = c + A x + η s (Eq. 26)."""
+        if self.dynamic is None or beside is None:
+            return self.visible
+        return self.visible + beside @ self.dynamic[:, -1]
+
     def probability(self, total: Tensor, polynomial: Approximation | None) -> Tensor:
         """Return P(h = 1 | v): exact, or by a polynomial."""
         if polynomial is None:
@@ -166,9 +171,7 @@ class Crbm(nn.Module):
     def reconstruction(self, h: Tensor, beside: Tensor | None) -> Tensor:
         """Return P(v = 1 | h)."""
         left, right, top, bottom = self._padding
-        whole = functional.conv_transpose2d(h, self.filters) + self.visible
-        if self.dynamic is not None and beside is not None:
-            whole = whole + (beside @ self.dynamic[:, -1:])[:, :, None, None]
+        whole = functional.conv_transpose2d(h, self.filters) + self.visible_bias(beside)[:, None, None, None]
         height, width = whole.shape[2:]
         return torch.sigmoid(whole[:, :, top : height - bottom, left : width - right])
 
@@ -255,61 +258,6 @@ class Cdbn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities."""
         return log_probabilities(self.logits(x))
-
-
-class Lrn(nn.Module):
-    """Local response normalisation (AdLM, Eq. 22): h / max(h, (q + α Σ h²)^β), Σ over five channels."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise what a rectifier gave, to [0, 1]."""
-        square = x.unsqueeze(2).unsqueeze(3) if x.dim() == 2 else x
-        bound = 2.0 + 1e-4 * 5 * functional.avg_pool3d(
-            functional.pad(square.pow(2).unsqueeze(1), (0, 0, 0, 0, 2, 2)), (5, 1, 1), stride=1
-        ).squeeze(1)
-        found: Tensor = square / torch.maximum(square, bound**0.75)
-        return found.reshape(x.shape)
-
-
-class AdlmCnn(nn.Module):
-    """AdLM's network: convolutions under rectifier, normalisation and pooling, a layer of units, a head."""
-
-    def __init__(
-        self,
-        shape: tuple[int, int, int],
-        classes: int,
-        counts: Sequence[int],
-        sides: Sequence[int],
-        hidden: int,
-    ) -> None:
-        super().__init__()
-        channels, height, width = shape
-        self.first = counts[0] * height * width  # |h0|: neurons of the first layer
-        parts: list[nn.Module] = []
-        for count, side in zip(counts, sides, strict=True):
-            parts += [nn.Conv2d(channels, count, side, padding=side // 2), nn.ReLU(), Lrn(), nn.MaxPool2d(2)]
-            channels, height, width = count, height // 2, width // 2
-        parts += [nn.Flatten(), nn.Linear(channels * height * width, hidden), nn.ReLU(), Lrn()]
-        self.encoder = nn.Sequential(*parts)
-        self.head = nn.Linear(hidden, outputs(classes), bias=False)
-        self.offset = offset(classes)
-
-    @property
-    def layers(self) -> nn.Sequential:
-        """All layers, as relevance goes through them."""
-        return nn.Sequential(*self.encoder, self.head)
-
-    def logits(self, x: Tensor, bias: float = 1.0) -> Tensor:
-        """Return the logistic outputs, before their sigmoid; inputs in [0, 1] and bias may be noisy."""
-        first = self.encoder[0]
-        assert isinstance(first, nn.Conv2d)
-        assert first.bias is not None
-        h = functional.conv2d(x, first.weight, bias * first.bias, padding=first.kernel_size[0] // 2)
-        found: Tensor = self.head(self.encoder[1:](h)) + self.offset
-        return found
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities."""
-        return log_probabilities(self.logits(to_unit_interval(x)))
 
 
 def _spread(inputs: int, hidden: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fed_dp.errors import ModelError
-from fed_dp.models.paper import AdlmCnn
+from fed_dp.models.adlm import AdlmCnn
 from fed_dp.models.relevance import relevance
 from tests import networks
 

@@ -34,8 +34,9 @@ AS_RELEASED = Guarantee(
     "refuted",
     "record",
     "replace one",
-    "AdLM's and ILM's released program adds one and the same noise image to all records: the "
-    "difference of any two of them is exact",
+    "AdLM's and ILM's released program adds one and the same noise image to all records of a step: the "
+    "difference of any two of them is exact wherever it is not cut off at ±10; every step draws another "
+    "image, and the budget pays for one",
 )
 _NOISE_KEYS = ("relevance_share", "label_share", "relevance_epochs")
 
@@ -84,8 +85,10 @@ class LaplaceMechanism(Functional):
             )
 
     def network_options(self, experiment: Experiment) -> dict[str, Any]:
-        """Return whether features are weighed by relevance."""
-        return {} if self.as_in_paper(experiment.model) else {"adaptive": self.adaptive}
+        """Return whether relevance weighs features; or whether the network is the released program's."""
+        if not self.as_in_paper(experiment.model):
+            return {"adaptive": self.adaptive}
+        return {"released": True} if self.variant(experiment) == "paper_as_released" else {}
 
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
         """Local epochs, those of the relevance, and descent steps."""
@@ -101,7 +104,7 @@ class LaplaceMechanism(Functional):
             self,
             net,
             epsilon=self.own_epsilon(experiment),
-            shared=self.variant(experiment) == "paper_as_released",
+            released=self.variant(experiment) == "paper_as_released",
         )
 
     @classmethod

@@ -112,8 +112,14 @@ class PerturbedTrainer:
     def _energy(self, network: Cdbn, layer: int) -> tuple[list[Tensor], Objective]:
         """Energy (Eq. 14) of the records less that of their reconstructions (contrastive divergence).
 
-        One noisy copy of the coefficients of W, b and c serves all groups; the polynomial's higher
-        monomials get none, which is the least noise that the paper can be read to add.
+        Which coefficients get noise: the paper perturbs "its polynomial coefficients" (Sect. 3.2), those
+        of all monomials of W, b and c up to degree L + 1, of one group, with Δ by Eq. 15. Their number rules
+        that out: 1.5e7 for 5×5 filters at L = 7, 4e18 for a second layer of 32 × 5×5 (`energy_monomials`).
+        Here those of degree 1 get Lap(Δ/ε): of every W_rs, of b and of c; one noisy copy serves all groups.
+        None is added to the coefficients of degrees 2 to L + 1, nor to those of the dynamic biases' weights
+        (Eqs. 25, 26), for which the paper states no sensitivity. So less is hidden than the paper says: even
+        if its lemma held, it would not make this energy private. Nor does it hold: Z changes with W, so that
+        no coefficient of Eq. 14 is a number of the records alone; Eq. 15 treats it as fixed.
         """
         crbm = network.layers[layer]
         assert isinstance(crbm, Crbm)
@@ -131,10 +137,8 @@ class PerturbedTrainer:
 
         def energy(v: Tensor, beside: Tensor | None) -> Tensor:
             total = crbm.total(v, beside)
-            bound = (crbm.probability(total, polynomial) * total).sum((1, 2, 3)) + crbm.visible * v.sum(
-                (1, 2, 3)
-            )
-            return -bound.mean()
+            hidden = (crbm.probability(total, polynomial) * total).sum((1, 2, 3))
+            return -(hidden + crbm.visible_bias(beside) * v.sum((1, 2, 3))).mean()
 
         def objective(x: Tensor, _: Tensor) -> Tensor:
             v, beside = network.below(x, layer)

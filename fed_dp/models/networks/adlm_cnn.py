@@ -19,13 +19,14 @@ class AdlmCnnNetwork(Network):
     filters: Size | None = None
     hidden: Size | None = None
 
-    def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
-        """Build it."""
-        from fed_dp.models.paper import AdlmCnn
+    def build(self, shape: Shape, classes: int, *, released: bool = False, **decided: Any) -> nn.Module:
+        """Build it, as printed or as released."""
+        from fed_dp.models.adlm import AdlmCnn
 
         image = self.image(shape, at_least=8)
         if image[0] == 1:
             first = self.filters or 32
-            return AdlmCnn(image, classes, (first, 2 * first), (5, 5), self.hidden or 25)
+            return AdlmCnn(image, classes, (first, 2 * first), (5, 5), self.hidden or 25, released=released)
         first = self.filters or 128
-        return AdlmCnn(image, classes, (first, first, 2 * first), (3, 5, 5), self.hidden or 30)
+        counts = (first, first, 2 * first)
+        return AdlmCnn(image, classes, counts, (3, 5, 5), self.hidden or 30, released=released)
