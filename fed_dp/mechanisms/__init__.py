@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fed_dp.mechanisms.gaussian import gaussian, gaussian_delta, gaussian_epsilon, gaussian_multiplier
 from fed_dp.mechanisms.laplace import laplace
-from fed_dp.mechanisms.noise import Noise, NoiseSource, SecureNoise, SimulationNoise
+from fed_dp.mechanisms.noise import KeptNoise, LaplaceNoise, Noise, NoiseSource, SecureNoise, SimulationNoise
 from fed_dp.mechanisms.sparse_vector import (
     Released,
     Split,
@@ -18,6 +18,8 @@ from fed_dp.mechanisms.sparse_vector import (
 )
 
 __all__ = [
+    "KeptNoise",
+    "LaplaceNoise",
     "Noise",
     "NoiseSource",
     "Released",

@@ -22,7 +22,7 @@ from scipy.special import expit
 
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms.laplace import check
-from fed_dp.mechanisms.noise import Noise
+from fed_dp.mechanisms.noise import LaplaceNoise
 
 Exact = NDArray[np.float64]
 ApproximationName = Literal["chebyshev", "taylor", "piecewise", "printed"]
@@ -269,7 +269,9 @@ def released_first_layer_sensitivity(channels: int, height: int, width: int, *, 
     return 2.0 * channels * (height // 2) * (width // 2) * side**2
 
 
-def coefficient_noise(shape: tuple[int, ...], *, sensitivity: float, epsilon: float, noise: Noise) -> Exact:
+def coefficient_noise(
+    shape: tuple[int, ...], *, sensitivity: float, epsilon: float, noise: LaplaceNoise
+) -> Exact:
     """Return the Laplace noise, of scale Δ/ε, that is added to coefficients of this shape, once."""
     check(sensitivity=sensitivity, epsilon=epsilon)
     return noise.laplace(np.zeros(shape), scale=sensitivity / epsilon)

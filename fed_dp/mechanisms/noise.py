@@ -53,6 +53,29 @@ class Noise(Protocol):
         ...
 
 
+class LaplaceNoise(Protocol):
+    """A source of Laplace noise."""
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Return values + independent Laplace noise of the given scale."""
+        ...
+
+
+class KeptNoise:
+    """Laplace noise that was drawn before: numbers of Lap(1), used in their order, each once."""
+
+    def __init__(self, drawn: Reals) -> None:
+        self._drawn, self._used = drawn, 0
+
+    def laplace(self, values: Reals, *, scale: float) -> NDArray[np.float64]:
+        """Add the next numbers, scaled."""
+        shape, start = np.shape(values), self._used
+        self._used += int(np.prod(shape))
+        if self._used > len(self._drawn):
+            raise PrivacyError("more noise is asked for than was drawn; nothing was sent")
+        return np.asarray(values + scale * self._drawn[start : self._used].astype(np.float64).reshape(shape))
+
+
 class SimulationNoise:
     """Seeded noise in floating point. Not secure."""
 

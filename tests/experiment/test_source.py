@@ -169,7 +169,10 @@ def made(*settings: str) -> Experiment:
         ([*PAPER, "privacy.variant=paper", "privacy.delta=1e-5"], ["privacy.delta", "Laplace"]),
         ([*PAPER, "privacy.variant=paper", "trainer.ridge=2"], ["trainer.ridge is set", "scattering"]),
         ([*PAPER, "privacy.variant=paper", "trainer.truncate=false"], ["no finite number of coefficients"]),
-        ([*PAPER, "privacy.variant=paper", "privacy.noise_source=secure"], ["for simulation alone"]),
+        (
+            [*PAPER, "privacy.variant=paper_as_printed", "privacy.noise_source=secure"],
+            ["is refuted, and for simulation alone"],
+        ),
         ([*PAPER, "privacy.variant=paper", "strategy.name=statistics"], ["'auto-encoder' has none"]),
         (
             ["data.influence=false"],

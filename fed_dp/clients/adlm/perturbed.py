@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fed_dp.data.dataset import Integers
-from fed_dp.mechanisms import Noise
+from fed_dp.mechanisms import LaplaceNoise, Noise
 from fed_dp.mechanisms.functional import (
     coefficient_noise,
     first_layer_sensitivity,
@@ -86,7 +86,9 @@ def plain(inputs: Tensor, y: Integers, network: AdlmCnn, *, truncate: bool) -> R
     return Records(inputs, linear, torch.full_like(linear, 1 / 8), truncate)
 
 
-def as_printed(records: Records, network: AdlmCnn, shares: Shares, *, batch: int, noise: Noise) -> Records:
+def as_printed(
+    records: Records, network: AdlmCnn, shares: Shares, *, batch: int, noise: LaplaceNoise
+) -> Records:
     """Add Lap(Δ/ε)/|L| to every record's inputs, φ₁ and φ₂, and to the bias (Algorithm 1, lines 12–19)."""
     inputs = records.inputs
     size = inputs[0].numel()
@@ -110,7 +112,7 @@ def as_printed(records: Records, network: AdlmCnn, shares: Shares, *, batch: int
 
 
 def as_released(
-    records: Records, network: AdlmCnn, shares: Shares, *, batch: int, labels: Noise, noise: Noise
+    records: Records, network: AdlmCnn, shares: Shares, *, batch: int, labels: LaplaceNoise, noise: Noise
 ) -> ReleasedRecords:
     """Return what the released program trains on: its Δ, Lap(Δ/ε_j)/|L| once a step, η once for all."""
     channels, height, width = records.inputs.shape[1:]

@@ -17,7 +17,7 @@ from fed_dp import seeds
 from fed_dp.clients.adlm import LaplaceMechanism
 from fed_dp.clients.adlm.perturbed import Records, Shares, as_printed, as_released, plain
 from fed_dp.clients.trainer import ClientData, Fit, State
-from fed_dp.mechanisms import SimulationNoise
+from fed_dp.mechanisms import KeptNoise, LaplaceNoise, SimulationNoise
 from fed_dp.mechanisms.functional import relevance_sensitivity
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.adlm import AdlmCnn
@@ -51,12 +51,33 @@ class AdlmTrainer:
             None if epsilon is None else (one * epsilon, (1 - one - three) * epsilon, three * epsilon)
         )
 
+    def draws(self, data: ClientData) -> int:
+        """Return how many numbers of noise relevances, inputs, the bias and labels get, as printed."""
+        inputs, outputs = int(data.x[0].size), self._network.head.out_features
+        return self._relevance_draws(data) + len(data.y) * (inputs + 2 * outputs) + 1
+
+    def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
+        """Fit with noise that was drawn before."""
+        of_relevance, rest = np.split(drawn, [self._relevance_draws(data)])
+        return self._fit(weights, data, state, of_relevance=KeptNoise(of_relevance), once=KeptNoise(rest))
+
     def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
         """Train for the local epochs on inputs and labels that noise is added to."""
+        return self._fit(weights, data, state, **self._seeded(data))
+
+    def _fit(
+        self,
+        weights: Vector,
+        data: ClientData,
+        state: State,
+        *,
+        of_relevance: LaplaceNoise,
+        once: LaplaceNoise,
+    ) -> Fit:
         net, network, config = self._net, self._network, self._config
         inputs = to_unit_interval(torch.from_numpy(data.x))
-        kept = self._with_relevance(weights, data, inputs, state)
-        records = self._records(data, inputs, kept)
+        kept = self._with_relevance(weights, data, inputs, state, of_relevance)
+        records = self._records(data, inputs, kept, once)
         net.load(weights)
         network.train()
         order = torch_generator(data.seed, "shuffle", data.server_round, data.client)
@@ -81,10 +102,22 @@ class AdlmTrainer:
     def seen(self, weights: Vector, data: ClientData) -> np.ndarray:
         """Return the inputs that training looks at first: with the noise that should make them private."""
         inputs = to_unit_interval(torch.from_numpy(data.x))
-        records = self._records(data, inputs, self._with_relevance(weights, data, inputs, {}))
+        noise = self._seeded(data)
+        kept = self._with_relevance(weights, data, inputs, {}, noise["of_relevance"])
+        records = self._records(data, inputs, kept, noise["once"])
         return np.asarray(records.batch(torch.arange(len(data.y))).flatten(1).numpy())
 
-    def _records(self, data: ClientData, inputs: Tensor, kept: State) -> Records:
+    def _relevance_draws(self, data: ClientData) -> int:
+        return int(data.x[0].size) if self._config.relevance_share else 0
+
+    def _seeded(self, data: ClientData) -> dict[str, LaplaceNoise]:
+        """Return a simulation's noise: of the seed and the client, the same in every round."""
+        names = {"of_relevance": "relevance noise", "once": "coefficient noise"}
+        return {
+            key: SimulationNoise(seeds.generator(data.seed, name, data.client)) for key, name in names.items()
+        }
+
+    def _records(self, data: ClientData, inputs: Tensor, kept: State, once: LaplaceNoise) -> Records:
         """Return what training sees."""
         records = plain(inputs, data.y, self._network, truncate=self._config.truncate)
         if self._budgets is None:
@@ -92,7 +125,6 @@ class AdlmTrainer:
         _, of_inputs, of_labels = self._budgets
         beta = np.asarray(kept.get(RELEVANCE, np.ones(inputs[0].numel())))
         shares, batch = Shares(of_inputs, of_labels, beta), self._config.batch_size
-        once = SimulationNoise(seeds.generator(data.seed, "coefficient noise", data.client))
         if not self._released:
             return as_printed(records, self._network, shares, batch=batch, noise=once)
         each = seeds.generator(data.seed, "noise of steps", data.client, data.server_round)
@@ -102,12 +134,13 @@ class AdlmTrainer:
 
     # -------------------------------------------------------------------------------- relevance
 
-    def _with_relevance(self, weights: Vector, data: ClientData, inputs: Tensor, state: State) -> State:
+    def _with_relevance(
+        self, weights: Vector, data: ClientData, inputs: Tensor, state: State, noise: LaplaceNoise
+    ) -> State:
         """Return the state with β_j = d |R_j| / Σ |R|, where noise follows relevance (lines 1–7, 11)."""
         if self._budgets is None or not self._config.relevance_share or RELEVANCE in state:
             return dict(state)
         self._train_without_noise(weights, data, inputs)
-        noise = SimulationNoise(seeds.generator(data.seed, "relevance noise", data.client))
         shares = self._released_shares if self._released else self._printed_shares
         return dict(state) | {RELEVANCE: shares(data, inputs, noise, self._budgets[0]).tolist()}
 
@@ -142,7 +175,7 @@ class AdlmTrainer:
         return relevance(self._network.layers, inputs[rows].to(device), own.to(device)).inputs.flatten(1)
 
     def _printed_shares(
-        self, data: ClientData, inputs: Tensor, noise: SimulationNoise, epsilon: float
+        self, data: ClientData, inputs: Tensor, noise: LaplaceNoise, epsilon: float
     ) -> np.ndarray:
         """Each record's relevances are mapped to [0, 1], so that Δ_R = 2d/|D| of their mean."""
         total = torch.zeros(inputs[0].numel(), dtype=torch.float64)
@@ -157,7 +190,7 @@ class AdlmTrainer:
         return np.asarray(noisy / noisy.mean())
 
     def _released_shares(
-        self, data: ClientData, inputs: Tensor, noise: SimulationNoise, epsilon: float
+        self, data: ClientData, inputs: Tensor, noise: LaplaceNoise, epsilon: float
     ) -> np.ndarray:
         """As dpLRP_MNIST.py: the mean of 2,000 records, mapped to [0, 1], its 4th power; noise by |D|."""
         order = torch_generator(data.seed, "relevance records", data.client)

@@ -1,7 +1,8 @@
 """dPA and pCDBN as their papers have them: gradient descent on objectives with noise in their coefficients.
 
-Guarantee: only claimed by the papers (see `accounting.guarantee`). The noise is drawn once per site: it
-depends on the seed and the client, not on the round, and is added to the coefficients of every step.
+Guarantee: only claimed by the papers (see `accounting.guarantee`). The noise is drawn once per site, and is
+added to the coefficients of every step: in a simulation it depends on the seed and the client, not on the
+round; a real site draws it from the operating system's entropy before its first fit, and keeps it.
 Ablations: without noise, and without truncating the objectives.
 """
 
@@ -18,7 +19,7 @@ from fed_dp import seeds
 from fed_dp.clients.functional import Functional
 from fed_dp.clients.trainer import ClientData, Fit, State
 from fed_dp.data.dataset import Floats, Integers
-from fed_dp.mechanisms import SimulationNoise
+from fed_dp.mechanisms import KeptNoise, LaplaceNoise, SimulationNoise
 from fed_dp.mechanisms.functional import (
     auto_encoder_sensitivity,
     coefficient_noise,
@@ -61,13 +62,29 @@ class PerturbedTrainer:
         depth = len(net.network.tied) if isinstance(net.network, AutoEncoder) else len(net.network.layers)
         self._depth, self._share = depth, None if epsilon is None else epsilon / (depth + 1)
 
+    def draws(self, data: ClientData) -> int:
+        """Return how many numbers of noise the coefficients of all layers and of the head get."""
+        return sum(self._sizes())
+
+    def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
+        """Fit with noise that was drawn before."""
+        ends = np.cumsum(self._sizes())
+        parts = np.split(drawn, ends[:-1])
+        return self._fit(weights, data, lambda layer: KeptNoise(parts[layer]))
+
     def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
         """Train for the local epochs: in the first round every layer, in every round the whole."""
+
+        def seeded(layer: int) -> LaplaceNoise:
+            return SimulationNoise(seeds.generator(data.seed, "coefficient noise", data.client, layer))
+
+        return self._fit(weights, data, seeded)
+
+    def _fit(self, weights: Vector, data: ClientData, noise_of: Callable[[int], LaplaceNoise]) -> Fit:
         net, network = self._net, self._network
         net.load(weights)
         network.train()
-        self._records = len(data.y)
-        self._place = data
+        self._records, self._noise_of = len(data.y), noise_of
         place = (data.server_round, data.client)
         with torch.random.fork_rng(devices=[]):  # of dropout
             torch.set_rng_state(torch_generator(data.seed, "dropout", *place).get_state())
@@ -177,14 +194,23 @@ class PerturbedTrainer:
 
     # ------------------------------------------------------------------------------------ noise
 
+    def _sizes(self) -> list[int]:
+        """Return how many coefficients of each layer, and last of the head, get noise."""
+        network = self._network
+        hidden, count = network.head.shape
+        if isinstance(network, AutoEncoder):
+            sizes = [tied.numel() + tied.shape[1] ** 2 for tied in network.tied]
+        else:
+            sizes = [crbm.filters[0].numel() + 2 for crbm in network.layers if isinstance(crbm, Crbm)]
+        return [*sizes, count * hidden + hidden**2]
+
     def _pair(
         self, layer: int, first: tuple[int, ...], second: tuple[int, ...], sensitivity: float
     ) -> tuple[Tensor | None, Tensor | None]:
         """Return the noise of a layer's two kinds of coefficients, the same in every round."""
         if self._share is None or self._as_released:
             return None, None
-        data = self._place
-        noise = SimulationNoise(seeds.generator(data.seed, "coefficient noise", data.client, layer))
+        noise = self._noise_of(layer)
         each = (
             coefficient_noise(shape, sensitivity=sensitivity, epsilon=self._share, noise=noise)
             for shape in (first, second)
@@ -201,9 +227,9 @@ class PerturbedTrainer:
         delta = head_sensitivity(hidden, inputs)
         if layer < self._depth:
             delta = auto_encoder_sensitivity(inputs, hidden)
-        data = self._place
-        noise = SimulationNoise(seeds.generator(data.seed, "coefficient noise", data.client, layer))
-        drawn = coefficient_noise((hidden,), sensitivity=delta, epsilon=self._share, noise=noise)
+        drawn = coefficient_noise(
+            (hidden,), sensitivity=delta, epsilon=self._share, noise=self._noise_of(layer)
+        )
         return torch.from_numpy((drawn / self._records).astype(np.float32)).to(self._net.device)
 
     def _extra(self, rows: Tensor, linear: Tensor | None, square: Tensor | None) -> Tensor | float:
