@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from pydantic import model_validator
+
 from fed_dp.data.dataset import DataSet
 from fed_dp.data.options import Embedded
+from fed_dp.options import Count
 
 
 class HealthDaily(Embedded):
@@ -13,16 +16,34 @@ class HealthDaily(Embedded):
 
     name: Literal["health-daily"] = "health-daily"
     influence: bool = True  # of friends: false leaves it out
+    points: Count | None = None  # M: consecutive time points that are used; none: all
+    test: Literal["latest", "random"] = (
+        "latest"  # the last fifth of the time, or a random tenth of all records
+    )
+    label: Literal["next", "now"] = "next"  # more exercise at the next time point, or now than before
     about = "health social network of 254 people, 300 days, generated"
     owners = "people"
     of_behaviour = True
     weekly: ClassVar[bool] = False
 
+    @model_validator(mode="after")
+    def _possible_points(self) -> HealthDaily:
+        from fed_dp.data.health import WINDOW, most_points
+
+        most = most_points(weekly=self.weekly, test=self.test)
+        least = WINDOW if self.test == "latest" else 1
+        if self.points is not None and not least <= self.points <= most:
+            raise ValueError(
+                f"data.points = {self.points}: data.name = {self.name!r} with data.test = {self.test!r} has "
+                f"{most} time points, and a record spans {WINDOW}; expected {least}..{most}"
+            )
+        return self
+
     def read(self) -> DataSet:
         """Generate all records."""
         from fed_dp.data.health import health_network, without_influence
 
-        found = health_network(weekly=self.weekly)
+        found = health_network(weekly=self.weekly, points=self.points, test=self.test, label=self.label)
         return found if self.influence else without_influence(found)
 
 
