@@ -228,7 +228,7 @@ def health_network(
     if label == "now":
         y = (network.exercise[person, now] > network.exercise[person, now - 1]).astype(np.int64)
     last = int(now.max())
-    notes = ("generated: a health social network of the shape of YesiWell's", *NOTES)
+    notes: tuple[str, ...] = ("generated: a health social network of the shape of YesiWell's", *NOTES)
     if test == "latest":
         tested = now >= 0.8 * (last + 1)
         kept = tested | (now >= int(now[~tested].max()) - (points or len(now)) + WINDOW)

@@ -56,14 +56,14 @@ class Svhn(Published):
         return DataSet("svhn", splits[0], splits[1], 10, *constants, notes=notes)
 
 
-def to_yuv(x: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def to_yuv(x: NDArray[np.uint8] | Floats) -> NDArray[np.uint8]:
     """Return images (n, 3, height, width) of red, green and blue as bytes of Y, U and V.
 
     Bytes span the range that each can have: 0..1, ±0.436 and ±0.615.
     """
     mixing = (YUV / SPAN[:, None]).astype(np.float32)
     offset = (255 * ZERO).astype(np.float32)[:, None, None]
-    found = np.empty_like(x)
+    found = np.empty(x.shape, np.uint8)
     for start in range(0, len(x), 1000):
         mixed = np.einsum("cd,ndhw->nchw", mixing, x[start : start + 1000].astype(np.float32)) + offset
         found[start : start + 1000] = np.clip(np.rint(mixed), 0, 255)
