@@ -28,6 +28,7 @@ from fed_dp.data.health import (
     health_network,
     most_points,
 )
+from fed_dp.data.sets.health import HealthDaily, HealthWeekly
 from fed_dp.errors import ConfigError
 from fed_dp.experiment import build
 
@@ -168,10 +169,18 @@ def test_a_random_tenth_of_38_weeks_is_what_the_paper_classifies() -> None:
     assert found.train.y[own[-1]] == (network.exercise[7, now] > network.exercise[7, now - 1])
 
 
+def test_a_share_of_the_time_points_is_as_many_as_there_are_of_them() -> None:
+    weekly = {0.1: 4, 0.3: 11, 0.6: 23, 1.0: 38, 12: 12, None: None}
+    assert {points: HealthWeekly(points=points).used_points for points in weekly} == weekly
+    assert HealthDaily(points=0.3).used_points == 72
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"points": 3}, r"data.points = 3: .* 38 time points, and a record spans 4; expected 4..38"),
+        ({"points": 0.01}, r"data.points = 0.01: .* expected 4..38, or a share of them"),
+        ({"points": 1.5}, r"data.points.* = 1.5: expected"),
         ({"points": 45, "test": "random"}, r"data.points = 45: .*'random' has 44 .* expected 1..44"),
     ],
 )

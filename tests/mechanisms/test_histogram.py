@@ -131,7 +131,7 @@ def kept_loss(module: ModuleType, one: int, other: int, runs: int = 6000) -> flo
 @pytest.mark.statistical
 @pytest.mark.parametrize(("one", "other"), [(1, 0), (11, 10)])
 def test_whether_a_cell_is_kept_tells_no_more_than_epsilon(one: int, other: int) -> None:
-    assert 0.5 * EPSILON < kept_loss(mutant(histogram), one, other) <= EPSILON
+    assert 0.3 * EPSILON < kept_loss(mutant(histogram), one, other, runs=4000) <= EPSILON
 
 
 @pytest.mark.statistical

@@ -32,14 +32,17 @@ class ContrastiveTrainer:
         """Train for the local epochs."""
         net, network = self._net, self._network
         net.load(weights)
-        place = (data.server_round, data.client)
-        order = torch_generator(data.seed, "shuffle", *place)
+        order = torch_generator(data.seed, "shuffle", data.server_round, data.client)
         if data.server_round == 1:
-            gibbs = torch_generator(data.seed, "gibbs", *place, device=net.device)
-            own = [p for name, p in network.named_parameters() if name not in ("head", "intercept")]
-            self._descend(own, lambda x, _: self._divergence(x, gibbs), data, order)
+            self._pretrain(data, order)
         self._descend(net.parameters, lambda x, y: net.loss(network(x), y), data, order)
         return Fit(np.clip(net.weights() - weights, -MAX_ABS_VALUE, MAX_ABS_VALUE))
+
+    def _pretrain(self, data: ClientData, order: torch.Generator) -> None:
+        """Learn the machine, without its head, by contrastive divergence."""
+        gibbs = torch_generator(data.seed, "gibbs", data.server_round, data.client, device=self._net.device)
+        own = [p for name, p in self._network.named_parameters() if name not in ("head", "intercept")]
+        self._descend(own, lambda x, _: self._divergence(x, gibbs), data, order)
 
     def _divergence(self, x: Tensor, gibbs: torch.Generator) -> Tensor:
         """Return the free energy of records less that of what some steps of Gibbs sampling make of them.

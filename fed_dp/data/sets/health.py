@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from fed_dp.data.dataset import DataSet
 from fed_dp.data.options import Embedded
@@ -16,7 +16,8 @@ class HealthDaily(Embedded):
 
     name: Literal["health-daily"] = "health-daily"
     influence: bool = True  # of friends: false leaves it out
-    points: Count | None = None  # M: consecutive time points that are used; none: all
+    # M: consecutive time points that are used, or which share of those that there are; none: all.
+    points: Count | Annotated[float, Field(gt=0, le=1)] | None = None
     test: Literal["latest", "random"] = (
         "latest"  # the last fifth of the time, or a random tenth of all records
     )
@@ -30,20 +31,29 @@ class HealthDaily(Embedded):
     def _possible_points(self) -> HealthDaily:
         from fed_dp.data.health import WINDOW, most_points
 
-        most = most_points(weekly=self.weekly, test=self.test)
-        least = WINDOW if self.test == "latest" else 1
-        if self.points is not None and not least <= self.points <= most:
+        most, least = most_points(weekly=self.weekly, test=self.test), WINDOW if self.test == "latest" else 1
+        if self.used_points is not None and not least <= self.used_points <= most:
             raise ValueError(
                 f"data.points = {self.points}: data.name = {self.name!r} with data.test = {self.test!r} has "
-                f"{most} time points, and a record spans {WINDOW}; expected {least}..{most}"
+                f"{most} time points, and a record spans {WINDOW}; expected {least}..{most}, or a share of "
+                "them"
             )
         return self
+
+    @property
+    def used_points(self) -> int | None:
+        """How many time points are used; None: all."""
+        from fed_dp.data.health import most_points
+
+        if not isinstance(self.points, float):
+            return self.points
+        return round(self.points * most_points(weekly=self.weekly, test=self.test))
 
     def read(self) -> DataSet:
         """Generate all records."""
         from fed_dp.data.health import health_network, without_influence
 
-        found = health_network(weekly=self.weekly, points=self.points, test=self.test, label=self.label)
+        found = health_network(weekly=self.weekly, points=self.used_points, test=self.test, label=self.label)
         return found if self.influence else without_influence(found)
 
 
