@@ -131,7 +131,7 @@ EXPERIMENTS: dict[str, Any] = {
             {
                 "rounds": 2,
                 "data": data,
-                "model": {"name": "linear"},
+                "model": {"name": "logistic"},
                 "trainer": {"name": trainer, "attributes": [20, 43], "local_steps": 3},
                 "privacy": {"budget_epsilon": 4.0},
             }

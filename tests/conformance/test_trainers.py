@@ -33,7 +33,7 @@ def proved(name: str, model: dict[str, Any], **changes: Any) -> Experiment:
 def synthetic(name: str, **options: Any) -> Experiment:
     """What is trained on a noisy histogram, by Laplace noise."""
     return proved(
-        name, {"name": "linear"}, trainer={"name": name, **options}, privacy={"budget_epsilon": 4.0}
+        name, {"name": "logistic"}, trainer={"name": name, **options}, privacy={"budget_epsilon": 4.0}
     )
 
 

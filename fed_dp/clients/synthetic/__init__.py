@@ -1,7 +1,7 @@
 """Synthetic records from a noisy histogram: what DPME and Filter-Priority share.
 
 The histogram is released once. Each of its cells then stands for records in its middle, as many as were
-counted, and any network that has gradients is trained on these: by whatever number of rounds, free of charge.
+counted, and logistic regression is fitted to these, free of charge.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ class Synthetic(TrainerOptions):
     # Of each attribute; none: as Lei's analysis asks of so many records.
     bins: Annotated[int, Field(ge=2, le=1000)] | None = None
     weight_decay: NonNegative = 1e-4
-    local_steps: Count = 100  # of L-BFGS, a round
+    local_steps: Count = 100  # of L-BFGS, at most
     perturb: bool = True  # false: no noise, no privacy
 
+    needs = "logistic"
     divides_by_records = True
     lists_all: ClassVar[bool] = False  # whether the counts of all cells are kept, however many there are
     neighbours: ClassVar[dict[bool, Guarantee]]  # by whether the number of records is declared
@@ -141,5 +142,6 @@ class Synthetic(TrainerOptions):
 def few_cells(name: str) -> AuditSetup:
     """Return the smallest experiment: two attributes of digits, in two bins each."""
     return AuditSetup(
-        model={"name": "linear"}, trainer={"name": name, "attributes": [20, 43], "bins": 2, "local_steps": 5}
+        model={"name": "logistic"},
+        trainer={"name": name, "attributes": [20, 43], "bins": 2, "local_steps": 5},
     )

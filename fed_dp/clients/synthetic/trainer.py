@@ -21,7 +21,7 @@ from fed_dp.sharing.update import MAX_ABS_VALUE
 
 
 class SyntheticTrainer:
-    """Release a histogram once; then descend on (1/n) Σ count · loss(middle, label) + decay/2 ‖w‖².
+    """Release a histogram once; then minimise (1/n) Σ count · loss(middle, label) + decay/2 ‖w‖².
 
     Guarantee: that of the histogram, which the options name; proved. Neighbours: zero out one record of a
     site whose number of records n is public; or add or remove one, where n is a declared number. Negative
@@ -64,10 +64,10 @@ class SyntheticTrainer:
         return self._written(grid, found)
 
     def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
-        """Train on synthetic records."""
+        """Fit synthetic records, from 0: the weights that came do not matter. Move towards that."""
         net, grid = self._net, self._grid(records)
         cells, counts = self._read(grid, released)
-        net.load(weights)
+        net.load(np.zeros_like(weights))
         if len(cells):
             self._descend(*self._synthetic(grid, cells), torch.from_numpy(counts / records).to(net.device))
         change = self._step * (net.weights() - weights)
