@@ -217,7 +217,7 @@ def experiments_of(name: str) -> dict[str, Experiment]:
             f"trainer.name = {name!r}: it has guarantees, and audits() names no experiment that shows "
             "what it releases"
         )
-    return {"no privacy": _experiment({"trainer": {"name": name}}, component, None)}
+    return {"no privacy": _experiment({**component.smallest(), "trainer": {"name": name}}, component, None)}
 
 
 def _experiment(

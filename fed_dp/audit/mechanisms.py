@@ -9,7 +9,7 @@ measured instead, on each of its ways of computing (`psgd`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 
@@ -30,6 +30,7 @@ from fed_dp.mechanisms import (
     laplace,
     sparse_vector,
 )
+from fed_dp.mechanisms.histogram import Grid, filter_priority, noisy_histogram
 from fed_dp.mechanisms.statistics import (
     ClassSums,
     HeadStatistics,
@@ -195,6 +196,36 @@ def worst_record(statistic: Statistic) -> Values:
     raise PrivacyError(f"no worst record of {type(statistic).__name__} is known")
 
 
+def _histogram(form: str, epsilon: float, _: float, factor: float) -> Iterator[Finding]:
+    """One more record, which is alone in its cell, or not."""
+    for source, alone in product(SPIES, (True, False)):
+        bound = loss(histogram_worlds(form, [epsilon], alone=alone), factor=factor, source=source)
+        told = "that no other is in" if alone else "with others"
+        attack = f"exact: one more record in a cell {told}"
+        yield _found(form, source, stated(form), epsilon, bound, attack, delta=0.0, factor=factor)
+
+
+def histogram_worlds(
+    form: str, epsilons: Sequence[float], *, alone: bool = True
+) -> Callable[[Noise, bool], object]:
+    """Return what counts records in two worlds, one with one more, as often as there are budgets."""
+    grid = Grid(attributes=2, bins=3, classes=2)
+    rows = np.repeat([[0.9, -0.9]], RECORDS, axis=0)
+    rows[0] = [-0.9, 0.0] if alone else rows[1]
+
+    def worlds(noise: Noise, world: bool) -> None:
+        cells = grid.cells_of(
+            rows[0 if world else 1 :], np.zeros(RECORDS if world else RECORDS - 1, np.int64)
+        )
+        for epsilon in epsilons:
+            if form == "dpme":
+                noisy_histogram(cells, grid, expected=10 * RECORDS, epsilon=epsilon, noise=noise)
+            else:
+                filter_priority(cells, grid, expected=10 * RECORDS, epsilon=epsilon, size=5, noise=noise)
+
+    return worlds
+
+
 def _psgd(epsilon: float, delta: float, factor: float) -> Iterator[Finding]:
     for path in PATHS:
         yield audit_path(path, epsilon=epsilon, delta=delta, factor=factor)
@@ -252,4 +283,6 @@ MECHANISMS: dict[str, Audit] = {
     "svm": partial(_svm, "svm"),
     "svm_paper": partial(_svm, "svm_paper"),
     "svm_as_printed": partial(_svm, "svm_as_printed"),
+    "dpme": partial(_histogram, "dpme"),
+    "filter_priority": partial(_histogram, "filter_priority"),
 }

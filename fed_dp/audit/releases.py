@@ -16,7 +16,7 @@ from fed_dp.accounting import Event, Gaussian, Release, SampledGaussian, SparseV
 from fed_dp.accounting.statement import spent
 from fed_dp.audit.exact import Values, loss, sparse_vector_losses
 from fed_dp.audit.finding import Finding, stated
-from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, one_more, opposed_weights
+from fed_dp.audit.mechanisms import COST, RECORDS, SIZE, histogram_worlds, one_more, opposed_weights
 from fed_dp.audit.psgd import sampled_gaussian_loss
 from fed_dp.clients.functional import Functional
 from fed_dp.clients.svm import Svm
@@ -42,6 +42,10 @@ EXACT = (
     "svm",
     "svm_paper",
     "svm_as_printed",
+    "dpme",
+    "dpme_add_remove",
+    "filter_priority",
+    "filter_priority_add_remove",
 )
 
 
@@ -121,6 +125,9 @@ def _bound(
         return bound, 0.0, "all magnitudes and values move by what they can, in every round; at δ = 0"
     if name.startswith("svm"):
         return _svm(experiment, releases, name, delta, classes)
+    if name.startswith(("dpme", "filter_priority")):
+        worlds = histogram_worlds(name.removesuffix("_add_remove"), [noise_spec(r).value for r in releases])
+        return loss(worlds), 0.0, "one more record, in a cell of its own"
     if name == "random_mask":
         assert isinstance(experiment.strategy, Dssgd)
         clip, change = experiment.strategy.clip or 1.0, np.full(SIZE, 1e3, np.float32)

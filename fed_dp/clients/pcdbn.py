@@ -38,6 +38,7 @@ class Pcdbn(Functional):
     name: Literal["pcdbn"] = "pcdbn"
     approximation: ApproximationName = "chebyshev"  # of the sigmoid in the energy
     degree: Annotated[int, Field(ge=1, le=15)] = 7  # L
+    balanced: bool = False  # as the paper classifies: as many records of each class in every batch
 
     needs = "filters"
     paper_needs = "energy"
@@ -45,7 +46,7 @@ class Pcdbn(Functional):
     guarantees = (PUBLIC, DECLARED, CLAIMED)
     in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED}
     variants = tuple(in_paper)
-    paper_keys = (*Functional.paper_keys, "approximation", "degree")
+    paper_keys = (*Functional.paper_keys, "approximation", "degree", "balanced")
 
     def check(self, experiment: Experiment) -> None:
         """Refuse a degree for an approximation that has its own."""
@@ -65,7 +66,7 @@ class Pcdbn(Functional):
         """Return the trainer of the paper's form."""
         from fed_dp.clients.functional.perturbed import PerturbedTrainer
 
-        return PerturbedTrainer(self, net, epsilon=self.own_epsilon(experiment))
+        return PerturbedTrainer(self, net, epsilon=self.own_epsilon(experiment), balanced=self.balanced)
 
     @classmethod
     def audits(cls) -> Mapping[str, Mapping[str, AuditSetup]]:

@@ -8,8 +8,10 @@ seeded and therefore the same everywhere; nothing in it comes from anybody.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +19,8 @@ from numpy.typing import NDArray
 from fed_dp.data.dataset import DataSet, Floats, Records, divided
 
 Reals = NDArray[np.float64]
+Test = Literal["latest", "random"]
+Label = Literal["next", "now"]
 PEOPLE, DAYS, WEEKS, FRIENDSHIPS, MESSAGES, COMPETITIONS = 254, 300, 48, 1383, 2766, 11_458
 WINDOW = 4  # time points in a record: three past, and now
 SEED = 2_010_10
@@ -192,22 +196,52 @@ NOTES = (
 )
 
 
-def health_network(*, weekly: bool) -> DataSet:
-    """Return the records of everybody; the last fifth of the time is the test set."""
+def most_points(*, weekly: bool, test: Test) -> int:
+    """Return how many time points there are for training (`latest`), or for all records (`random`)."""
+    length = WEEKS if weekly else DAYS
+    return math.ceil(0.8 * (length - 1)) if test == "latest" else length - WINDOW
+
+
+def health_network(
+    *, weekly: bool, points: int | None = None, test: Test = "latest", label: Label = "next"
+) -> DataSet:
+    """Return the records of everybody.
+
+    Parameters
+    ----------
+    weekly
+        Weeks in place of days.
+    points
+        M: train on the last M consecutive time points before the test records, hence on M − WINDOW + 1
+        records of each person; with random test records, use the last M time points' records alone.
+        None: all.
+    test
+        `latest`: the last fifth of the time is the test set. `random`: a random tenth of all records is.
+    label
+        Whether a person exercises more at the `next` time point than now, or `now` than before.
+    """
     network = generate(weekly=weekly)
     parts = list(windows(network.attributes, network.influence, network.exercise, BOUNDS))
-    x = np.concatenate([rows for rows, _, _ in parts])
-    y = np.concatenate([labels for _, labels, _ in parts])
-    owner = np.repeat([f"{person:03d}" for person in range(PEOPLE)], [len(labels) for _, labels, _ in parts])
-    test = np.concatenate([now >= 0.8 * (now[-1] + 1) for _, _, now in parts])
+    x, y, now = (np.concatenate([part[i] for part in parts]) for i in range(3))
+    person = np.repeat(np.arange(PEOPLE), [len(labels) for _, labels, _ in parts])
+    owner = np.array([f"{number:03d}" for number in range(PEOPLE)])[person]
+    if label == "now":
+        y = (network.exercise[person, now] > network.exercise[person, now - 1]).astype(np.int64)
+    last = int(now.max())
+    notes: tuple[str, ...] = ("generated: a health social network of the shape of YesiWell's", *NOTES)
+    if test == "latest":
+        tested = now >= 0.8 * (last + 1)
+        kept = tested | (now >= int(now[~tested].max()) - (points or len(now)) + WINDOW)
+    else:
+        kept = now > last - (points or len(now))
+        tested = np.zeros(len(now), bool)
+        chosen = np.flatnonzero(kept)
+        tested[np.random.default_rng(SEED).permutation(chosen)[: round(len(chosen) / 10)]] = True
+        notes += ("a random tenth is for tests: other records of the same people and days train",)
+    if points is not None:
+        notes += (f"{points} consecutive time points are used",)
     name = "health-weekly" if weekly else "health-daily"
-    return divided(
-        name,
-        Records(x, y, owner),
-        test,
-        classes=2,
-        notes=("generated: a health social network of the shape of YesiWell's", *NOTES),
-    )
+    return divided(name, Records(x[kept], y[kept], owner[kept]), tested[kept], classes=2, notes=notes)
 
 
 def without_influence(data: DataSet) -> DataSet:

@@ -216,7 +216,7 @@ epsilon = {budget.epsilon!r}
 delta = {budget.delta!r}
 
 [allow]                        # the most this site does; a server that asks for more is refused
-trainers = ["sgd", "psgd", "dpa", "pcdbn", "adlm", "ilm", "svm"]
+trainers = ["sgd", "psgd", "dpa", "pcdbn", "adlm", "ilm", "svm", "dpme", "filter-priority"]
 upload_fraction = 1.0          # θ_u
 bound = 1000.0                 # γ
 without_noise = false          # whether it takes part in experiments that protect nobody

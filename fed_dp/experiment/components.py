@@ -151,6 +151,11 @@ class TrainerOptions(Mechanism):
         """Return what a site's own file limits, by the key that asks for it."""
         return {}
 
+    @classmethod
+    def smallest(cls) -> Tables:
+        """Return the smallest experiment of a trainer without privacy that cannot train the default one."""
+        return {}
+
     def without_noise(self, experiment: Experiment, net: Any) -> Any:
         """Return the trainer with next to no noise: what an audit holds releases against."""
         raise NotImplementedError(f"{self.name} draws its own noise and cannot be trained without it")

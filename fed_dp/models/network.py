@@ -30,6 +30,8 @@ Capability = Literal[
     "auto-encoder",  # the objective of dPA's paper
     "energy",  # that of pCDBN's
     "noisy-inputs",  # that of AdLM's
+    "logistic",  # linear log-probabilities, whose loss is convex
+    "free-energy",  # that of a conditional restricted Boltzmann machine
 ]
 
 

@@ -49,6 +49,10 @@ WEAKENED: dict[tuple[str, str], tuple[str, str, str]] = {
     ("sparse_vector", "count forgotten"): ("sparse_vector", "2 * count * bound / eps_s", "2 * bound / eps_s"),
     ("statistics", "noise halved"): ("statistics", "None else _scale(", "None else 0.5 * _scale("),
     ("statistics", "clip doubled"): ("statistics", "exact * (_BELOW_ONE /", "2 * exact * (_BELOW_ONE /"),
+    ("dpme", "noise halved"): ("histogram", "scale = 1 / epsilon", "scale = 0.5 / epsilon"),
+    ("dpme", "counted twice"): ("histogram", "np.bincount(cells,", "2 * np.bincount(cells,"),
+    ("filter_priority", "noise halved"): ("histogram", "scale = 1 / epsilon", "scale = 0.5 / epsilon"),
+    ("filter_priority", "counted twice"): ("histogram", "np.bincount(cells,", "2 * np.bincount(cells,"),
     ("svm", "noise halved"): ("support_vector", "+ ROUNDING)\n    if", "+ ROUNDING) / 2\n    if"),
     ("svm", "C doubled"): ("support_vector", "records = cost / expected,", "records = 2 * cost / expected,"),
 }
@@ -61,6 +65,8 @@ USED: dict[str, tuple[tuple[str, str], ...]] = {
         ("fed_dp.audit.mechanisms", name)
         for name in ("HeadStatistics", "MapMoments", "PatchMoments", "ClassSums", "NoiseSpec", "release")
     ),
+    "dpme": (("fed_dp.audit.mechanisms", "noisy_histogram"),),
+    "filter_priority": (("fed_dp.audit.mechanisms", "filter_priority"),),
     "svm": (("fed_dp.audit.mechanisms", "perturbed"), ("fed_dp.audit.mechanisms", "solve")),
 }
 

@@ -126,6 +126,19 @@ EXPERIMENTS: dict[str, Any] = {
             ("svm_as_printed", "paper_as_printed"),
         )
     },
+    **{
+        f"{trainer.replace('-', '_')}{ending}": lambda trainer=trainer, data=data: build(
+            {
+                "rounds": 2,
+                "data": data,
+                "model": {"name": "logistic"},
+                "trainer": {"name": trainer, "attributes": [20, 43], "local_steps": 3},
+                "privacy": {"budget_epsilon": 4.0},
+            }
+        )
+        for trainer in ("dpme", "filter-priority")
+        for ending, data in (("", {}), ("_add_remove", DECLARED))
+    },
 }
 
 

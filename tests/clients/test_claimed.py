@@ -53,9 +53,7 @@ class Site(Deployed):
 
 def test_no_site_runs_it_unless_its_file_says_so(tmp_path: Path) -> None:
     site = Site(tmp_path / "a", claimed("dpa, as its paper"), allowed=False)
-    with pytest.raises(
-        PrivacyError, match=r"is claimed .*only what is proved \(allow.claimed\)"
-    ):
+    with pytest.raises(PrivacyError, match=r"is claimed .*only what is proved \(allow.claimed\)"):
         site.answer()
     assert site.ledger.read()[0].number == 0
 

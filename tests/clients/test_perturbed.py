@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 
+from fed_dp import seeds
 from fed_dp.clients.building import make_trainer
-from fed_dp.clients.functional.perturbed import PerturbedTrainer
+from fed_dp.clients.functional.perturbed import PerturbedTrainer, balanced_batches
 from fed_dp.clients.trainer import ClientData
 from fed_dp.experiment import build
 from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
+from fed_dp.mechanisms import SimulationNoise
 from fed_dp.models import Vector
 from fed_dp.models.paper import Cdbn, Crbm
 
@@ -78,7 +80,8 @@ def test_the_energys_noise_is_on_the_coefficients_of_degree_1_alone() -> None:
         slopes = []
         for trainer, network, weights, site in (noisy, plain):
             trainer._net.load(weights)
-            trainer._records, trainer._place = len(site.y), site
+            seeded = SimulationNoise(seeds.generator(site.seed, "coefficient noise", site.client, 0))
+            trainer._records, trainer._noise_of = len(site.y), lambda _, noise=seeded: noise
             crbm = first_layer(network)
             with torch.no_grad():
                 for part in crbm.parameters():
@@ -95,3 +98,17 @@ def test_the_energys_noise_is_on_the_coefficients_of_degree_1_alone() -> None:
         assert bool(here.any()) == (name != "dynamic")
     filters = slope[names.index("filters")]
     assert filters[1] == pytest.approx(filters[0], rel=1e-4, abs=1e-6)  # one copy for all groups
+
+
+def test_balanced_batches_have_as_many_of_each_class_and_an_epochs_number_of_batches() -> None:
+    y = torch.tensor([0] * 95 + [1] * 5)
+    batches = list(balanced_batches(y, 20, torch.Generator().manual_seed(1)))
+    assert len(batches) == 5
+    for rows in batches:
+        assert torch.bincount(y[rows]).tolist() == [10, 10]
+    seen = torch.cat(batches)
+    assert len(torch.unique(seen[y[seen] == 1])) > 1  # not always the same
+    again = list(balanced_batches(y, 20, torch.Generator().manual_seed(1)))
+    assert all(torch.equal(one, other) for one, other in zip(batches, again, strict=True))
+    [alone] = balanced_batches(torch.zeros(7, dtype=torch.int64), 20, torch.Generator())
+    assert len(alone) == 20

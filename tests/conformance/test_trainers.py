@@ -30,6 +30,14 @@ def proved(name: str, model: dict[str, Any], **changes: Any) -> Experiment:
     return small(**{"model": model, "trainer": {"name": name}, "privacy": BUDGET, "rounds": 4, **changes})
 
 
+def synthetic(name: str, **options: Any) -> Experiment:
+    """What is trained on a noisy histogram, by Laplace noise."""
+    return proved(
+        name, {"name": "logistic"}, trainer={"name": name, **options}, privacy={"budget_epsilon": 4.0}
+    )
+
+
+BEHAVIOUR: dict[str, Any] = {"data": {"name": "health-weekly"}}
 PUBLIC = {"data": {"public_records": 200}}
 AUTO_ENCODER, CDBN = {"name": "auto-encoder", "hidden": 12}, {"name": "cdbn", "filters": 2, "hidden": 8}
 ADLM_CNN = {"name": "adlm-cnn", "filters": 2, "hidden": 6}
@@ -59,6 +67,11 @@ TRAINERS = {
     "ilm, statistics": proved("ilm", {"name": "relevant-scattering", "features": 40}),
     "svm, hybrid": proved("svm", {"name": "rbf", "features": 40}, **PUBLIC),
     "svm, pure": proved("svm", {"name": "rbf", "features": 40}, privacy={"budget_epsilon": 4.0}, **PUBLIC),
+    "dpme": synthetic("dpme", attributes=[20, 43]),
+    "filter-priority": synthetic("filter-priority", attributes=[20, 43]),
+    "filter-priority, sparse": synthetic("filter-priority", attributes=list(range(18, 36))),
+    "crbm": small(**BEHAVIOUR, model={"name": "crbm-behaviour", "hidden": 12}, trainer={"name": "crbm"}),
+    "sctrbm": small(**BEHAVIOUR, model={"name": "sctrbm-behaviour", "hidden": 12}, trainer={"name": "crbm"}),
 }
 QUICK = [name for name, experiment in TRAINERS.items() if experiment.trainer.name in ("sgd", "psgd")]
 

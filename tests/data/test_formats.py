@@ -11,7 +11,7 @@ import pytest
 import scipy.io
 
 from fed_dp.data.formats import read_bytes, read_cifar, read_idx, read_mat, read_npz, read_table, read_tar
-from fed_dp.data.sets.svhn import read_svhn
+from fed_dp.data.sets.svhn import MEANS, YUV, read_svhn, to_yuv, yuv_constants
 from fed_dp.errors import DataCorrupt, DataMissing
 
 
@@ -101,6 +101,23 @@ def test_svhn_reads_the_same_digits_from_mat_and_npz(tmp_path: Path) -> None:
     (tmp_path / "a.mat").write_bytes(b"no")
     with pytest.raises(DataCorrupt, match=r"a\.mat"):
         read_mat(tmp_path / "a.mat", ("X",))
+
+
+def test_colours_become_luma_and_two_differences() -> None:
+    """Against the definition: Y = .299 R + .587 G + .114 B, U = .492 (B − Y), V = .877 (R − Y)."""
+    x = np.random.default_rng(0).integers(0, 256, (1003, 3, 4, 4), dtype=np.uint8)
+    x[0], x[1], x[2] = 0, 255, np.array([255, 0, 0])[:, None, None]
+    scale, shift = yuv_constants()
+    deviation = float(YUV[0] @ (0.1980, 0.2010, 0.1970))
+    mean = YUV @ MEANS
+    y, u, v = np.moveaxis((to_yuv(x) * scale + shift) * deviation + mean[:, None, None], 1, 0)
+    red, green, blue = np.moveaxis(x / 255.0, 1, 0)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    assert np.abs(y - luma).max() < 0.003  # half a byte, and rounding
+    assert np.abs(u - 0.492 * (blue - luma)).max() < 0.003
+    assert np.abs(v - 0.877 * (red - luma)).max() < 0.004
+    grey = to_yuv(np.full((1, 3, 2, 2), 77, np.uint8))[0, :, 0, 0]
+    assert grey.tolist() == [77, 128, 128]  # no colour: in the middle
 
 
 def test_tables_that_are_none_are_refused(tmp_path: Path) -> None:

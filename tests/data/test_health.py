@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
@@ -23,7 +25,12 @@ from fed_dp.data.health import (
     Network,
     _attributes,
     generate,
+    health_network,
+    most_points,
 )
+from fed_dp.data.sets.health import HealthDaily, HealthWeekly
+from fed_dp.errors import ConfigError
+from fed_dp.experiment import build
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["daily", "weekly"])
@@ -137,3 +144,46 @@ def test_friends_tell_something_that_people_themselves_do_not(records: DataSet) 
     assert "left out" in alone.notes[-1]
     together, without = score(records), score(alone)
     assert 0.65 < without < together < 0.95
+
+
+def test_m_time_points_are_the_last_before_the_test_records() -> None:
+    whole, twelve = (health_network(weekly=True, points=points) for points in (None, 12))
+    assert len(twelve.train) == PEOPLE * (12 - WINDOW + 1)  # as the paper counts them
+    assert twelve.test.x.tobytes() == whole.test.x.tobytes()
+    own = whole.train.x[whole.train.owner == "007"][-9:]
+    assert np.array_equal(twelve.train.x[twelve.train.owner == "007"], own)
+    assert len(whole.train) == PEOPLE * (most_points(weekly=True, test="latest") - WINDOW + 1)
+
+
+def test_a_random_tenth_of_38_weeks_is_what_the_paper_classifies() -> None:
+    found = health_network(weekly=True, points=38, test="random", label="now")
+    assert len(found.train) + len(found.test) == 9652
+    assert len(found.test) == 965
+    assert len(np.unique(found.test.owner)) > 200  # type: ignore[arg-type]
+    network = generate(weekly=True)
+    own = (found.train.owner == "007").nonzero()[0]
+    last = found.train.x[own[-1], 0, WINDOW - 1]
+    low, high = BOUNDS.T
+    scaled = 2 * (np.clip(network.attributes[7], low, high) - low) / (high - low) - 1
+    [[now]] = np.nonzero((np.abs(scaled - last) < 1e-6).all(1))
+    assert found.train.y[own[-1]] == (network.exercise[7, now] > network.exercise[7, now - 1])
+
+
+def test_a_share_of_the_time_points_is_as_many_as_there_are_of_them() -> None:
+    weekly = {0.1: 4, 0.3: 11, 0.6: 23, 1.0: 38, 12: 12, None: None}
+    assert {points: HealthWeekly(points=points).used_points for points in weekly} == weekly
+    assert HealthDaily(points=0.3).used_points == 72
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"points": 3}, r"data.points = 3: .* 38 time points, and a record spans 4; expected 4..38"),
+        ({"points": 0.01}, r"data.points = 0.01: .* expected 4..38, or a share of them"),
+        ({"points": 1.5}, r"data.points.* = 1.5: expected"),
+        ({"points": 45, "test": "random"}, r"data.points = 45: .*'random' has 44 .* expected 1..44"),
+    ],
+)
+def test_points_that_are_not_there_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        build({"data": {"name": "health-weekly", **options}})

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from fed_dp.data import read
+from fed_dp import plugins
+from fed_dp.data import DataSet, read
 
 SHAPES = {  # training records, test records, shape, classes, natural clients
     "digits": (1438, 359, (1, 8, 8), 10, None),
@@ -45,6 +46,20 @@ def test_published_constants_standardise_the_images(name: str, needs: Callable[[
     means, deviations = x.mean((0, 2, 3)), x.std((0, 2, 3))
     assert np.abs(means).max() < 0.05
     assert np.abs(deviations - 1).max() < 0.05
+
+
+def test_svhn_in_yuv_is_the_same_digits_in_other_colours(needs: Callable[[str], None]) -> None:
+    needs("svhn")
+    rgb = read("svhn")
+    yuv: DataSet = plugins.read("data", {"name": "svhn", "colours": "yuv"}).read()
+    assert np.array_equal(yuv.train.y, rgb.train.y)
+    assert yuv.train.x.dtype == np.uint8
+    assert "colours are converted to YUV" in yuv.notes
+    x = yuv.inputs(yuv.train, np.arange(0, len(yuv.train), 5))
+    means, deviations = x.mean((0, 2, 3)), x.std((0, 2, 3))
+    assert np.abs(means).max() < 0.05
+    assert 0.9 < deviations[0] < 1.05
+    assert (deviations[1:] < 0.5).all()  # house numbers are mostly grey
 
 
 def test_writers_of_training_and_test_digits_are_different_people(needs: Callable[[str], None]) -> None:

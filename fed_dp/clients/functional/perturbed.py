@@ -44,6 +44,7 @@ class PerturbedTrainer:
     With `as_printed`, an auto-encoder normalises by the records' own bounds (Eq. 13), which no noise hides.
     With `as_released`, coefficients have no noise; one noise vector is added to the hidden units of all
     records alike, Lap(Δ/ε)/n, such that their sum over n records gets Lap(Δ/ε). An intercept absorbs it.
+    With `balanced`, each batch has as many records of each class, of small classes the same ones more often.
     """
 
     def __init__(
@@ -54,10 +55,11 @@ class PerturbedTrainer:
         epsilon: float | None,
         as_printed: bool = False,
         as_released: bool = False,
+        balanced: bool = False,
     ) -> None:
         assert isinstance(net.network, AutoEncoder | Cdbn)  # by schema
         self._config, self._net, self._network = config, net, net.network
-        self._as_printed, self._as_released = as_printed, as_released
+        self._as_printed, self._as_released, self._balanced = as_printed, as_released, balanced
         self.is_private = epsilon is not None
         depth = len(net.network.tied) if isinstance(net.network, AutoEncoder) else len(net.network.layers)
         self._depth, self._share = depth, None if epsilon is None else epsilon / (depth + 1)
@@ -255,7 +257,12 @@ class PerturbedTrainer:
 
     def _batches(self, data: ClientData, order: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
         device = self._net.device
-        for rows in torch.split(torch.randperm(len(data.y), generator=order), self._config.batch_size):
+        size = self._config.batch_size
+        if self._balanced:
+            epoch = balanced_batches(torch.from_numpy(data.y), size, order)
+        else:
+            epoch = iter(torch.split(torch.randperm(len(data.y), generator=order), size))
+        for rows in epoch:
             index = rows.numpy()
             yield torch.from_numpy(data.x[index]).to(device), torch.from_numpy(data.y[index]).to(device)
 
@@ -280,6 +287,18 @@ class PerturbedTrainer:
             low, high = network.bounds[2 * layer], network.bounds[2 * layer + 1]
             apart += float((low - h.amin(0)).abs().sum() + (high - h.amax(0)).abs().sum())
         return apart
+
+
+def balanced_batches(y: Tensor, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield an epoch's batches of about `size` rows, in each as many of every class that there is.
+
+    Rows of a class are drawn with replacement.
+    """
+    classes = [torch.nonzero(y == label).flatten() for label in torch.unique(y)]
+    each = max(1, size // len(classes))
+    for _ in range(-(-len(y) // size)):
+        drawn = [rows[torch.randint(len(rows), (each,), generator=order)] for rows in classes]
+        yield torch.cat(drawn)
 
 
 def head_residual(net: FlatNetwork, weights: Vector, x: Floats, y: Integers) -> float:

@@ -22,6 +22,22 @@ class Linear(Network):
         return nn.Sequential(nn.Flatten(), nn.Linear(size_of(shape), classes), nn.LogSoftmax(dim=1))
 
 
+class Logistic(Linear):
+    """Logistic regression that begins at 0, so that inputs nothing is learnt from count for nothing."""
+
+    name: Literal["logistic"] = "logistic"  # type: ignore[assignment]
+    offers = "logistic"
+
+    def build(self, shape: Shape, classes: int, **decided: Any) -> nn.Module:
+        """Build it."""
+        from torch import nn
+
+        network = super().build(shape, classes)
+        for parameter in network.parameters():
+            nn.init.zeros_(parameter)
+        return network
+
+
 class SmallMlp(Network):
     """A perceptron with one layer of 32 units."""
 
