@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 
 from fed_dp.data.dataset import DataSet
 from fed_dp.data.options import Embedded
+from fed_dp.options import Size
 
 
 class HealthDaily(Embedded):
@@ -13,17 +14,25 @@ class HealthDaily(Embedded):
 
     name: Literal["health-daily"] = "health-daily"
     influence: bool = True  # of friends: false leaves it out
+    persons: Size | None = None  # how many there are: then their numbers stand in the records
     about = "health social network of 254 people, 300 days, generated"
     owners = "people"
     of_behaviour = True
+    later_keys = ("persons",)
     weekly: ClassVar[bool] = False
+
+    @property
+    def numbered_persons(self) -> int | None:
+        """As stated."""
+        return self.persons
 
     def read(self) -> DataSet:
         """Generate all records."""
+        from fed_dp.data.behaviour import numbered
         from fed_dp.data.health import health_network, without_influence
 
         found = health_network(weekly=self.weekly)
-        return found if self.influence else without_influence(found)
+        return numbered(found if self.influence else without_influence(found), self.persons)
 
 
 class HealthWeekly(HealthDaily):
