@@ -1,8 +1,9 @@
 """Records of behaviour: one person at one time point with its past, and the influence of friends.
 
-As dPA and pCDBN have them: shape (1, window + 1, d), one row of d attributes for each time point, the last of them
-now. One more row holds, first, the influence of friends and, where persons are numbered, second the person's
-number, from 1 (0: nobody's). A record of zeros is nobody's at no time: encoders of behaviour make no feature of it.
+As dPA and pCDBN have them: shape (1, window + 1, d), a row of d attributes for each time point, the last of
+them now. One more row holds, first, the influence of friends and, where persons are numbered, second the
+person's number, from 1 (0: nobody's). A record of zeros stands for none: encoders of behaviour make no
+feature of it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def notes(window: int = WINDOW) -> tuple[str, ...]:
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
     past, several = (words[n] if n < len(words) else str(n) for n in (window - 1, window))
     return (
-        f"a record is one person at one time point with {past} time point{'s' * (window != 2)} before: a time "
-        f"point is in up to {several} records of its person and in the label of one more, and shows in those of "
-        "friends through their influence; ε is of a record, not of a person, and not of a time point",
+        f"a record is one person at one time point with {past} time point{'s' * (window != 2)} before: a "
+        f"time point is in up to {several} records of its person and in the label of one more, and shows in "
+        "those of friends through their influence; ε is of a record, not of a person, nor of a time point",
     )
 
 
@@ -47,8 +48,8 @@ def influence(psi: Reals) -> Reals:
 def windows(own: Floats, moved: Reals, target: Reals, window: int) -> tuple[Floats, Integers, Marks]:
     """Return inputs and labels of one person's time points, in order, and which of them are whole.
 
-    A time point is whole where it has `window` − 1 before it and one after it, and the target is known (finite) at
-    both. Label: whether the target is higher at the next one. Rows are zeros where the past is not there.
+    A time point is whole where it has `window` − 1 before it and one after it, and the target is known
+    (finite) now and then. Label: whether the target is higher then. Without their past, rows are zeros.
 
     Parameters
     ----------
@@ -78,17 +79,18 @@ def windows(own: Floats, moved: Reals, target: Reals, window: int) -> tuple[Floa
 class Lines:
     """A record for every line of a table, in its order; and which are whole.
 
-    `position` is where in its person's time a line is, from 0 on and below 1.
+    `place` is which of its person's time points a line is, from 0, and `count` how many these are.
     """
 
     x: Floats
     y: Integers
     whole: Marks
-    position: Reals
+    place: Integers
+    count: Integers
 
     def late(self, share: float) -> Marks:
-        """Mark the last share of each person's time."""
-        marks: Marks = self.position >= 1 - share
+        """Mark the last share of each person's time points, of those that have a next one."""
+        marks: Marks = self.place >= (1 - share) * (self.count - 1)
         return marks
 
     def of(self, chosen: Marks, owner: NDArray[np.str_] | None) -> Records:
@@ -113,33 +115,33 @@ def lines_of(
 ) -> Lines:
     """Return the record of every line of a table of persons over time.
 
-    Each line is one of its person's time points, in the order of time, and of lines where times are the same. A line
-    that is nobody's (−1) or at no time (NaN) is in no record.
+    Each line is one of its person's time points, in the order of time, and of lines where times are the same.
+    A line that is nobody's (−1) or at no time (NaN) is in no record.
     """
     count = len(person)
     x = np.zeros((count, 1, window + 1, inputs.shape[1]), np.float32)
-    y, whole, position = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros(count)
+    y, place, of = (np.zeros(count, np.int64) for _ in range(3))
+    whole = np.zeros(count, bool)
     for rows in by_person(person, time).values():
         x[rows], y[rows], whole[rows] = windows(inputs[rows], moved[rows], target[rows], window)
-        position[rows] = np.arange(len(rows)) / len(rows)
-    return Lines(x, y, whole, position)
+        place[rows], of[rows] = np.arange(len(rows)), len(rows)
+    return Lines(x, y, whole, place, of)
 
 
 def by_person(person: Integers, time: Reals) -> dict[int, Integers]:
     """Return each person's lines in the order of time."""
     placed = np.flatnonzero((person >= 0) & np.isfinite(time))
     order = placed[np.lexsort((time[placed], person[placed]))]  # stable
-    keys, starts = np.unique(person[order], return_index=True)
-    return {int(key): rows for key, rows in zip(keys, np.split(order, starts[1:]), strict=True)}
+    starts = np.flatnonzero(np.diff(person[order], prepend=-1))
+    parts = np.split(order, starts)[1:]  # the first is empty
+    return {int(person[rows[0]]): rows for rows in parts}
 
 
-def influence_of_friends(
-    person: Integers, time: Reals, psi: Reals, friends: Mapping[int, Integers]
-) -> Reals:
+def influence_of_friends(person: Integers, time: Reals, psi: Reals, friends: Mapping[int, Integers]) -> Reals:
     """Return of every line the influence of its person's friends at its time.
 
-    `psi` is by how much each line's person sways friends at its time, in [0, 1]. Who has no line at that time sways
-    by UNKNOWN; of several lines, the first counts. `friends` are each person's, in the order in which ψ is summed.
+    `psi` is by how much each line's person sways friends at its time, in [0, 1]. Who has no line at that
+    time sways by UNKNOWN; of several lines, the first counts. `friends` are summed in their order.
     """
     moments, moment = np.unique(time, return_inverse=True)
     lines = by_person(person, time)
@@ -159,7 +161,9 @@ def influence_of_friends(
 def with_numbers(x: Floats, numbers: Integers) -> Floats:
     """Return the records with each one's person in it: its number from 1, or 0 where nobody's."""
     if x.shape[-1] < 2:
-        raise ConfigError("data.persons: a record with a person's number needs two attributes or more, found 1")
+        raise ConfigError(
+            "data.persons: a record with a person's number needs two attributes or more, found 1"
+        )
     numbered = x.copy()
     numbered[:, 0, -1, 1] = numbers
     return numbered
@@ -173,7 +177,9 @@ def numbered(data: DataSet, persons: int | None) -> DataSet:
     assert data.test.owner is not None
     known = np.unique(np.concatenate([data.train.owner, data.test.owner]))
     if len(known) > persons:
-        raise ConfigError(f"data.persons = {persons}: {data.name} has {len(known)}; expected {len(known)} or more")
+        raise ConfigError(
+            f"data.persons = {persons}: {data.name} has {len(known)}; expected {len(known)} or more"
+        )
 
     def of(records: Records) -> Records:
         assert records.owner is not None

@@ -173,7 +173,7 @@ def _by_week(values: Reals, *, last: bool = False) -> Reals:
 def windows(
     attributes: Reals, influence: Reals, exercise: Reals, bounds: Reals
 ) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield of each person all whole records, labels and time points. Label: more exercise at the next one."""
+    """Yield of each person all records, labels and time points. Label: more exercise at the next one."""
     low, high = bounds.T
     scaled = (2 * (np.clip(attributes, low, high) - low) / (high - low) - 1).astype(np.float32)
     for own, moved, done in zip(scaled, influence, exercise, strict=True):

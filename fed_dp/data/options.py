@@ -133,7 +133,9 @@ class Data(Section):
     layouts: ClassVar[tuple[tuple[File, ...], ...]] = (
         (),
     )  # alternative sets of files; `fetch` gets the first
-    of_behaviour: ClassVar[bool] = False  # whether records are, or can be, of behaviour: with past and friends
+    of_behaviour: ClassVar[bool] = (
+        False  # whether records are, or can be, of behaviour: with past and friends
+    )
     of_digits: ClassVar[bool] = False  # whether records are images of ten digits
     at_sites: ClassVar[bool] = False  # whether real sites can have records of their own
 

@@ -139,7 +139,7 @@ class Experiment(Section):
         return self
 
     def _check_behaviour(self) -> None:
-        """Refuse records without past and friends where a network needs them, and persons that do not match."""
+        """Refuse records without past and friends where a network needs them, and persons that differ."""
         data, model = self.data, self.model
         if model.of_behaviour and not data.has_behaviour:
             sets = (name for name, each in plugins.own_components("data").items() if each.of_behaviour)
@@ -150,9 +150,9 @@ class Experiment(Section):
             )
         if model.persons != data.numbered_persons:
             raise ValueError(
-                f"model.users = {model.persons}, but data.persons = {data.numbered_persons}: parameters of persons "
-                f"and persons' numbers in the records need each other; expected both (model.name = 'dpah'), and "
-                "alike, or neither"
+                f"model.users = {model.persons}, but data.persons = {data.numbered_persons}: parameters of "
+                "persons and persons' numbers in the records need each other; expected both (model.name = "
+                "'dpah'), and alike, or neither"
             )
 
     def _check_client_batches(self) -> None:

@@ -1,8 +1,8 @@
 """The networks of dPA and pCDBN as their papers have them, for images and for human behaviour.
 
 Records of behaviour have shape (1, N + 1, d): N rows of d attributes, the last of them of now, and one
-row whose first number is the influence of friends, (1/|F_u|) Σ_v ψ_t(v, u), and whose second, where persons are
-numbered, is the person's number, from 1.
+row whose first number is the influence of friends, (1/|F_u|) Σ_v ψ_t(v, u), and whose second, where persons
+are numbered, is the person's number, from 1.
 Inputs are mapped to [0, 1] by fixed public bounds.
 """
 

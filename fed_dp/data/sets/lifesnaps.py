@@ -102,7 +102,7 @@ class LifeSnapsWindows(Published):
         steps = table["steps"].to_numpy(np.float64)
         days = table["date"].to_numpy("datetime64[D]").astype(np.float64)
         lines = behaviour.lines_of(person, days, x, steps, np.zeros(len(x)), window=behaviour.WINDOW)
-        late, owner = lines.late(0.2), table["id"].to_numpy(np.str_)
+        late, owner = lines.place >= 0.8 * lines.count, table["id"].to_numpy(np.str_)
         found = DataSet(
             "lifesnaps-windows",
             lines.of(~late, owner),
