@@ -195,8 +195,8 @@ def _divided_by_time(options: FolderOptions) -> DataSet:
     late = records.late(options.test_fraction)
     if not (late & records.whole).any() or not (~late & records.whole).any():
         raise ConfigError(
-            f"data.test_fraction = {options.test_fraction:g}: {path.name} has whole records on one side of it "
-            "only; expected some to train on, and some to test on"
+            f"data.test_fraction = {options.test_fraction:g}: {path.name} has whole records on one side "
+            "of it only; expected some to train on, and some to test on"
         )
     share = f"{options.test_fraction:.0%}"
     note = f"no test file: the last {share} of everybody's time held out; test records are unprotected"
