@@ -5,11 +5,14 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -349,6 +352,37 @@ def test_any_table_is_read_and_has_a_record_for_each_line(
     found = at_site(experiment, path=tmp_path, client=0)
     assert len(found.dataset.train) == len(rows)
     assert len(found.dataset.test) > 0
+
+
+@pytest.mark.parametrize("column", ["id", "date", "steps"])
+def test_and_whatever_a_parquet_cell_holds(column: str, tmp_path: Path) -> None:
+    """Text that is not UTF-8, and a date beyond Python's, as they are stored."""
+    rows = table()
+    write(tmp_path, rows)
+    ends = np.cumsum([0, *(len(str(row[0])) for row in rows)]).astype(np.int32)
+    text = bytearray("".join(row[0] for row in rows).encode())
+    days = np.array([int(row[1][-2:]) for row in rows], np.int32)
+    steps = [Decimal(row[2]) for row in rows]
+    seen = []
+    for odd in (False, True):
+        if odd and column == "id":
+            text[:3] = b"\xff\xfe\xff"
+        elif odd:
+            days[0], steps[0] = (2**31 - 1, steps[0]) if column == "date" else (days[0], Decimal("9e37"))
+        names = pa.Array.from_buffers(
+            pa.utf8(), len(rows), [None, pa.py_buffer(ends), pa.py_buffer(bytes(text))]
+        )
+        columns = {
+            "id": names,
+            "date": pa.array(days).view(pa.date32()),
+            "steps": pa.array(steps, pa.decimal128(38, 0)),
+            "calls": [row[3] for row in rows],
+        }
+        (tmp_path / "train.csv").unlink(missing_ok=True)
+        pq.write_table(pa.table(columns), tmp_path / "train.parquet")
+        seen.append(whole(tmp_path, SITE).x)
+    differ = (seen[0] != seen[1]).any(axis=(1, 2, 3))
+    assert 0 < differ.sum() <= NEIGHBOURS
 
 
 def test_the_server_learns_no_count_from_the_columns_that_it_names(tmp_path: Path) -> None:
