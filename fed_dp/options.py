@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
@@ -18,6 +18,7 @@ class Section(BaseModel):
     """A frozen part of an experiment that refuses unknown keys and wrong types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    later_keys: ClassVar[tuple[str, ...]] = ()  # not in the digest at their default, as before they existed
 
     def is_set(self, key: str) -> bool:
         """Return whether there is such a key, and it differs from its default."""

@@ -46,6 +46,7 @@ class Pcdbn(Functional):
     guarantees = (PUBLIC, DECLARED, CLAIMED)
     in_paper: ClassVar[dict[str, Guarantee]] = {"paper": CLAIMED}
     variants = tuple(in_paper)
+    later_keys = ("balanced",)
     paper_keys = (*Functional.paper_keys, "approximation", "degree", "balanced")
 
     def check(self, experiment: Experiment) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LABELS = ("label", "target", "class", "outcome", "diagnosis", "y")  # likely names of the label's column
 CLIENTS = ("client", "site", "hospital", "center", "centre", "owner")
+PERSONS = ("person", "user", "participant", "subject", "patient", "id")
+TIMES = ("time", "date", "day", "week", "month", "timestamp")
 MAX_CATEGORIES = 30  # words that are taken for categories
 MAX_CLASSES = 20  # different whole numbers that are taken for classes
 HEAD = """\
@@ -64,14 +66,16 @@ def _section(folder: Path, lines: list[str]) -> str:
 
 def _table(folder: Path, path: Path, table: pd.DataFrame) -> str:
     columns = [str(name) for name in table.columns]
-    label = next((name for name in columns if name.lower() in LABELS), columns[-1])
+    named = next((name for name in columns if name.lower() in LABELS), None)
+    over_time = _persons(table) if named is None else ()
+    label = None if over_time else named or columns[-1]
     client = next((name for name in columns if name.lower() in CLIENTS and name != label), None)
     bounds: list[str] = []
     categories: list[str] = []
     ignored: list[str] = []
     gaps = False
     for name in columns:
-        if name in (label, client):
+        if name in (label, client, *over_time):
             continue
         column = table[name]
         kind, about = _kind(column)
@@ -88,7 +92,7 @@ def _table(folder: Path, path: Path, table: pd.DataFrame) -> str:
     lines = [
         'name = "folder"',
         f"path = {json.dumps(str(folder))}",
-        *_targets(table[label], label),
+        *(_over_time(over_time, bounds) if label is None else _targets(table[label], label)),
         *([f"client = {json.dumps(client)}  # whose each record is"] if client else []),
         *(["gaps = true  # some values are missing"] if gaps else []),
         *([f"ignore = {json.dumps(ignored, ensure_ascii=False)}"] if ignored else []),
@@ -96,6 +100,31 @@ def _table(folder: Path, path: Path, table: pd.DataFrame) -> str:
         *(["", "[data.categories]", *categories] if categories else []),
     ]
     return _section(folder, lines) + f"# {path.name}: {len(table)} records\n"
+
+
+def _persons(table: pd.DataFrame) -> tuple[str, ...]:
+    """Return the columns that say whose each line is, and when, in a table of persons over time."""
+    names = [str(name) for name in table.columns]
+    person, time = (
+        next((name for name in names if name.lower().removesuffix("_id") in likely), None)
+        for likely in (PERSONS, TIMES)
+    )
+    if person is None or time is None or table.duplicated([person, time]).any():
+        return ()
+    return (person, time) if table.duplicated(person).any() else ()
+
+
+def _over_time(columns: tuple[str, ...], bounds: list[str]) -> list[str]:
+    """Return the keys of a table of persons over time."""
+    person, time = map(json.dumps, columns)
+    numbers = (line.partition(" = ")[0] for line in bounds if not line.startswith("#"))
+    return [
+        f"person = {person}  # whose each line is",
+        f"time = {time}  # when it was",
+        f"rises = {next(numbers, 'COLUMN')}  # a guess: the label says whether it is higher next time",
+        "window = 4  # time points in a record: three past, and now",
+        '# friends = "friends.csv"  # of two columns, if there is such a file beside it',
+    ]
 
 
 def _kind(column: pd.Series[Any]) -> tuple[str, str]:

@@ -17,9 +17,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fed_dp import seeds
+from fed_dp.data.behaviour import Lines
 from fed_dp.data.dataset import DataSet, Floats, Integers, Records, identity
 from fed_dp.data.formats import read_csv, read_idx, read_npz, read_table
-from fed_dp.data.tables import DATES, Columns, codes, mapped, numbers
+from fed_dp.data.persons import PersonColumns, check_columns, check_whole, lines
+from fed_dp.data.tables import DATES, Columns, check_column, codes, mapped, numbers
 from fed_dp.errors import ConfigError, DataCorrupt, DataMissing
 from fed_dp.tasks import MAX_TARGET, Targets
 
@@ -42,6 +44,8 @@ class FolderOptions:
     lenient: bool = False  # nothing that stands in a record is an error; see Columns
     targets: Targets = "class"
     ignore: tuple[str, ...] = ()
+    persons: PersonColumns | None = None  # of a table of persons over time
+    every_line: bool = False  # then whatever stands in its lines, there are as many records
 
     @property
     def count(self) -> int:
@@ -51,6 +55,8 @@ class FolderOptions:
     @property
     def target_columns(self) -> tuple[str, ...]:
         """The columns of a table that are targets."""
+        if self.persons is not None:
+            return ()
         if self.targets == "class":
             return () if self.label is None else (self.label,)
         return self.outputs if isinstance(self.outputs, tuple) else ()
@@ -58,15 +64,28 @@ class FolderOptions:
     @property
     def no_inputs(self) -> tuple[str, ...]:
         """The columns of a table that are no inputs."""
-        return (*self.target_columns, *self.ignore, *(() if self.client is None else (self.client,)))
+        of_persons = () if self.persons is None else (self.persons.person, self.persons.time)
+        return (
+            *self.target_columns,
+            *of_persons,
+            *self.ignore,
+            *(() if self.client is None else (self.client,)),
+        )
+
+    def bounds_of(self, name: str) -> tuple[float, float]:
+        """Return the bounds of a column of numbers."""
+        return self.bounds[name] if isinstance(self.bounds, Mapping) else self.bounds
 
     def dataset(self, train: Records, test: Records, *, notes: tuple[str, ...] = ()) -> DataSet:
         """Return the data set of these records."""
+        notes = (*notes, *(() if self.persons is None else self.persons.notes))
         return DataSet("folder", train, test, self.count, *identity(), notes=notes, targets=self.targets)
 
 
 def read_folder(options: FolderOptions) -> DataSet:
     """Read the folder's training and test records."""
+    if options.persons is not None and not has_part("test", options):
+        return _divided_by_time(options)
     train = read_part("train", options)
     test = _split("test", options) or _split("t10k", options)
     notes: tuple[str, ...] = ()
@@ -86,6 +105,8 @@ def read_inputs(options: FolderOptions, path: Path) -> Floats:
                 "as an npz file with X, or state bounds column by column"
             )
         table = _read(path, options)
+        if options.persons is not None:
+            return _lines(table, options, path).x
         return _inputs(table.drop(columns=list(options.target_columns), errors="ignore"), options, path)
     [x] = read_npz(path, ("X",))
     return _scaled(x, options, path)
@@ -98,21 +119,24 @@ def read_part(name: str, options: FolderOptions) -> Records:
     found = _split(name, options)
     if found is None:
         there = ", ".join(sorted(p.name for p in options.path.iterdir())[:8]) or "nothing"
-        raise DataMissing(
-            f"data.path = {str(options.path)!r}: expected {name}.npz, {name}.csv, {name}.parquet or "
-            f"{name}-images*/{name}-labels* (idx), found {there}"
-        )
+        tables = " or ".join(f"{name}{suffix}" for suffix in TABLES)
+        every = f"{name}.npz, {name}.csv, {name}.parquet or {name}-images*/{name}-labels* (idx)"
+        expected = every if options.persons is None else tables
+        raise DataMissing(f"data.path = {str(options.path)!r}: expected {expected}, found {there}")
     return found
 
 
 def has_part(name: str, options: FolderOptions) -> bool:
     """Return whether the folder has such a part."""
-    endings = (".npz", *TABLES, "-images*")
+    endings = (".npz", *TABLES, "-images*") if options.persons is None else TABLES
     return any(True for ending in endings for _ in options.path.glob(f"{name}{ending}"))
 
 
 def _split(prefix: str, options: FolderOptions) -> Records | None:
     folder = options.path
+    if options.persons is not None:
+        found = _table_of(prefix, options)
+        return None if found is None else _of_persons(*found, options)
     images, labels = (sorted(folder.glob(f"{prefix}-{kind}*")) for kind in ("images", "labels"))
     if images and labels:
         return _arrays(read_idx(images[0]), read_idx(labels[0]), options, images[0])
@@ -120,10 +144,63 @@ def _split(prefix: str, options: FolderOptions) -> Records | None:
         x, y = read_npz(path, ("X", "y"))
         records = _arrays(x, y, options, path)
         return replace(records, owner=_owner(path, len(records), options))
+    found = _table_of(prefix, options)
+    return None if found is None else _table(*found, options)
+
+
+def _table_of(prefix: str, options: FolderOptions) -> tuple[pd.DataFrame, Path] | None:
     for suffix in TABLES:
-        if (path := folder / f"{prefix}{suffix}").is_file():
-            return _table(_read(path, options), options, path)
+        if (path := options.path / f"{prefix}{suffix}").is_file():
+            return _read(path, options), path
     return None
+
+
+def _lines(table: pd.DataFrame, options: FolderOptions, path: Path) -> Lines:
+    """Return the record of each line of a table of persons over time."""
+    stated = options.persons
+    assert stated is not None
+    check_columns(table, stated, path)
+    return lines(
+        table,
+        _inputs(table, options, path),
+        stated,
+        bounds=options.bounds_of,
+        read=lambda other: _read(other, options),
+        path=path,
+        lenient=options.lenient,
+    )
+
+
+def _of_persons(table: pd.DataFrame, path: Path, options: FolderOptions) -> Records:
+    """Return the whole records of a table of persons over time, or a record for each line."""
+    assert options.persons is not None
+    found = _lines(table, options, path)
+    if not options.lenient:
+        check_whole(found, options.persons, path)
+    if (options.every_line and path.stem == "train") or not found.whole.any():
+        return found.all()
+    return found.of(found.whole, _owner_column(table, options, path))
+
+
+def _divided_by_time(options: FolderOptions) -> DataSet:
+    """Read a table of persons over time; the last share of each one's time is the test set."""
+    stated, found = options.persons, _table_of("train", options)
+    assert stated is not None
+    if found is None:
+        read_part("train", options)  # which says what is missing
+    assert found is not None
+    table, path = found
+    records, owner = _lines(table, options, path), _owner_column(table, options, path)
+    check_whole(records, stated, path)
+    late = records.late(options.test_fraction)
+    if not (late & records.whole).any() or not (~late & records.whole).any():
+        raise ConfigError(
+            f"data.test_fraction = {options.test_fraction:g}: {path.name} has whole records on one side "
+            "of it only; expected some to train on, and some to test on"
+        )
+    share = f"{options.test_fraction:.0%}"
+    note = f"no test file: the last {share} of everybody's time held out; test records are unprotected"
+    return options.dataset(records.of(~late, owner), records.of(late, owner), notes=(note,))
 
 
 def _read(path: Path, options: FolderOptions) -> pd.DataFrame:
@@ -185,21 +262,13 @@ def _scaled(x: NDArray[Any], options: FolderOptions, path: Path) -> Floats:
     return scaled
 
 
-def _table(table: pd.DataFrame, options: FolderOptions, path: Path) -> Records:
+def _table(table: pd.DataFrame, path: Path, options: FolderOptions) -> Records:
     key = "label" if options.targets == "class" else "outputs"
     if not options.target_columns:
         raise ConfigError(f"data.{key} is missing: which column of {path.name} is the label?")
-    named = [(key, name) for name in options.target_columns]
-    named += [("client", options.client)] if options.client is not None else []
-    for key, name in named:
-        if name not in table.columns:
-            raise ConfigError(
-                f"data.{key} = {name!r}: {path.name} has no such column; found: "
-                f"{', '.join(map(str, table.columns))}"
-            )
-    owner = None
-    if options.client is not None and not options.lenient:
-        owner = _owners(table[options.client], path)
+    for name in options.target_columns:
+        check_column(key, name, table, path)
+    owner = _owner_column(table, options, path)
     x = _inputs(table, options, path)
     if options.targets == "class":
         return Records(x, _labels(table[options.target_columns[0]], options, path), owner)
@@ -233,7 +302,14 @@ def _inputs(table: pd.DataFrame, options: FolderOptions, path: Path) -> Floats:
     return Columns(bounds, categories, options.gaps, options.lenient).encode(table, where=str(path))
 
 
-def _owners(column: pd.Series[Any], path: Path) -> NDArray[np.str_]:
+def _owner_column(table: pd.DataFrame, options: FolderOptions, path: Path) -> NDArray[np.str_] | None:
+    """Return whose each record is, by the column that data.client names. A site's are all its own."""
+    if options.client is None:
+        return None
+    check_column("client", options.client, table, path)
+    column = table[options.client]
+    if options.lenient:
+        return None
     if column.isna().any():
         row = int(np.flatnonzero(column.isna())[0])
         raise DataCorrupt(f"{path}: column {column.name!r}, record {row}: the client is missing")

@@ -16,13 +16,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fed_dp.data import behaviour
+from fed_dp.data.behaviour import Reals
 from fed_dp.data.dataset import DataSet, Floats, Records, divided
 
-Reals = NDArray[np.float64]
 Test = Literal["latest", "random"]
 Label = Literal["next", "now"]
 PEOPLE, DAYS, WEEKS, FRIENDSHIPS, MESSAGES, COMPETITIONS = 254, 300, 48, 1383, 2766, 11_458
-WINDOW = 4  # time points in a record: three past, and now
+WINDOW = behaviour.WINDOW
 SEED = 2_010_10
 
 BEHAVIOUR = (
@@ -65,7 +66,6 @@ def generate(*, weekly: bool) -> Network:
     days = 7 * WEEKS
     fitness = rng.normal(size=PEOPLE)
     friends = _friendships(fitness, rng)
-    degree = np.maximum(friends.sum(1), 1)
     sent = _messages(friends, days, rng)  # day, from, to, kind
     joined = _spread_out(COMPETITIONS, np.exp(0.6 * fitness), days, rng)
     encouraged = np.zeros((days, PEOPLE))
@@ -80,7 +80,9 @@ def generate(*, weekly: bool) -> Network:
         size=(days, PEOPLE)
     )
     psi = 1 / (1 + np.exp(-(2.0 * keen[:, :, None] + 0.8 * warmth)))  # day, from, to
-    influence = np.where(friends.any(0), (psi * friends).sum(1) / degree, 0.5)
+    influence = np.stack(
+        [behaviour.influence(psi[:, friends[:, u], u].T.copy()) for u in range(PEOPLE)], axis=1
+    )
     of_week = np.repeat(_by_week(influence), 7, axis=0)
     push = np.zeros((days, PEOPLE))
     push[1:] += 12.0 * (influence[:-1] - 0.5) + 0.8 * encouraged[:-1]
@@ -175,25 +177,15 @@ def _by_week(values: Reals, *, last: bool = False) -> Reals:
 def windows(
     attributes: Reals, influence: Reals, exercise: Reals, bounds: Reals
 ) -> Iterator[tuple[Floats, NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield of each person all records, labels and time points: (1, WINDOW + 1, d), now last but one.
-
-    The last row's first number is the influence of friends. Label: more exercise at the next time point.
-    """
+    """Yield of each person all records, labels and time points. Label: more exercise at the next one."""
     low, high = bounds.T
     scaled = (2 * (np.clip(attributes, low, high) - low) / (high - low) - 1).astype(np.float32)
     for own, moved, done in zip(scaled, influence, exercise, strict=True):
-        now = np.arange(WINDOW - 1, len(own) - 1)
-        rows = np.zeros((len(now), 1, WINDOW + 1, own.shape[1]), np.float32)
-        for back in range(WINDOW):
-            rows[:, 0, WINDOW - 1 - back] = own[now - back]
-        rows[:, 0, WINDOW, 0] = moved[now]
-        yield rows, (done[now + 1] > done[now]).astype(np.int64), now
+        rows, labels, whole = behaviour.windows(own, moved, done, WINDOW)
+        yield rows[whole], labels[whole], np.flatnonzero(whole)
 
 
-NOTES = (
-    "a record is one person at one time point with three time points before: a day is in up to four records "
-    "of its person, and shows in those of friends through their influence; ε is of a record, not of a person",
-)
+NOTES = behaviour.notes()
 
 
 def most_points(*, weekly: bool, test: Test) -> int:

@@ -133,7 +133,9 @@ class Data(Section):
     layouts: ClassVar[tuple[tuple[File, ...], ...]] = (
         (),
     )  # alternative sets of files; `fetch` gets the first
-    of_behaviour: ClassVar[bool] = False  # whether records are of behaviour, with past and friends
+    of_behaviour: ClassVar[bool] = (
+        False  # whether records are, or can be, of behaviour: with past and friends
+    )
     of_digits: ClassVar[bool] = False  # whether records are images of ten digits
     at_sites: ClassVar[bool] = False  # whether real sites can have records of their own
 
@@ -149,6 +151,16 @@ class Data(Section):
     def has_public(self) -> bool:
         """Whether there are public records."""
         return bool(self.public_records or self.public_data)
+
+    @property
+    def has_behaviour(self) -> bool:
+        """Whether its records are of behaviour."""
+        return self.of_behaviour
+
+    @property
+    def numbered_persons(self) -> int | None:
+        """How many persons there are, where each one's number stands in its records."""
+        return None
 
     @property
     def key(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fed_dp.data.dataset import Floats, Integers
-from fed_dp.errors import DataCorrupt
+from fed_dp.errors import ConfigError, DataCorrupt
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,11 +40,11 @@ def numbers(column: pd.Series[Any]) -> NDArray[np.float64]:
 
     if pd.api.types.is_numeric_dtype(column.dtype) and not pd.api.types.is_complex_dtype(column.dtype):
         return column.to_numpy(np.float64, na_value=np.nan)
-    cells = _cells(column)
+    stored = cells(column)
     try:
-        return cells.astype(np.float64)
+        return stored.astype(np.float64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_number(cell) for cell in cells], np.float64)
+        return np.array([_number(cell) for cell in stored], np.float64)
 
 
 def _number(cell: Any) -> float:
@@ -71,13 +72,13 @@ def codes(column: pd.Series[Any], words: Sequence[str]) -> Integers:
     return np.array(
         [
             -1 if gone or cell is None else known.get(str(cell), -1)
-            for cell, gone in zip(_cells(column), missing, strict=True)
+            for cell, gone in zip(cells(column), missing, strict=True)
         ],
         np.int64,
     )
 
 
-def _cells(column: pd.Series[Any]) -> NDArray[Any]:
+def cells(column: pd.Series[Any]) -> NDArray[Any]:
     """Return every cell as Python has it; None where it cannot be had, whatever is stored there.
 
     A column that is stored in Arrow's types is never converted as a whole: one date beyond Python's, or one
@@ -93,6 +94,15 @@ def _cells(column: pd.Series[Any]) -> NDArray[Any]:
         except Exception:
             found[place] = None
     return found
+
+
+def check_column(key: str, name: str, table: pd.DataFrame, path: Path) -> None:
+    """Refuse a table without the column that a key of the experiment names."""
+    if name not in table.columns:
+        raise ConfigError(
+            f"data.{key} = {name!r}: {path.name} has no such column; found: "
+            f"{', '.join(map(str, table.columns))}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

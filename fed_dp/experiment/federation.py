@@ -87,7 +87,7 @@ def at_site(experiment: Experiment, *, path: Path, client: int, strict: bool = F
     choose would be told scores of whatever it likes. Nothing that stands in a record is an error, unless
     `strict`: the server says what the columns mean, and would learn from an error which values occur.
     """
-    options = replace(_own_folder(experiment, path), lenient=not strict)
+    options = replace(_own_folder(experiment, path), lenient=not strict, every_line=True)
     train = data.read_part("train", options)
     if strict and (lines := len(data.read_part("train", replace(options, lenient=True)))) != len(train):
         raise DataCorrupt(
@@ -118,7 +118,7 @@ def at_server(experiment: Experiment, *, path: Path) -> Federation:
         if len(known) < wanted:
             raise PartitionError(f"data.public_records = {wanted}: {path} holds {len(known)} public records")
     dataset = options.dataset(known, test)
-    notes = ["every site reads its own records; the server has test records alone"]
+    notes = ["every site reads its own records; the server has test records alone", *dataset.notes]
     notes += [f"{wanted} public records are the server's"] if wanted else []
     return Federation(dataset, (), 1, tuple(notes), aside, experiment.data.public_data == "digits")
 

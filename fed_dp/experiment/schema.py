@@ -128,12 +128,7 @@ class Experiment(Section):
         self._check_client_batches()
         self._check_public_records()
         self.trainer.check(self)
-        if self.model.of_behaviour and not self.data.of_behaviour:
-            sets = (name for name, each in plugins.own_components("data").items() if each.of_behaviour)
-            raise ValueError(
-                f"data.name = {self.data.name!r}: model.name = {self.model.name!r} needs records of "
-                f"behaviour; allowed: {', '.join(sets)}"
-            )
+        self._check_behaviour()
         self._check_privacy()
         if self.strategy.pooled and self.clients.fraction != 1:
             raise ValueError(
@@ -142,6 +137,23 @@ class Experiment(Section):
             )
         self.strategy.check(self)
         return self
+
+    def _check_behaviour(self) -> None:
+        """Refuse records without past and friends where a network needs them, and persons that differ."""
+        data, model = self.data, self.model
+        if model.of_behaviour and not data.has_behaviour:
+            sets = (name for name, each in plugins.own_components("data").items() if each.of_behaviour)
+            needs = " (data.person, data.time and data.rises are missing)" if data.of_behaviour else ""
+            raise ValueError(
+                f"data.name = {data.name!r}: model.name = {model.name!r} needs records of behaviour{needs}; "
+                f"allowed: {', '.join(sets)}"
+            )
+        if model.persons != data.numbered_persons:
+            raise ValueError(
+                f"model.users = {model.persons}, but data.persons = {data.numbered_persons}: parameters of "
+                "persons and persons' numbers in the records need each other; expected both (model.name = "
+                "'dpah'), and alike, or neither"
+            )
 
     def _check_client_batches(self) -> None:
         """Refuse batches of clients where each is trained alone."""
@@ -263,6 +275,11 @@ class Experiment(Section):
             del content["clients"][key]
         if self.task == Classification():  # as in earlier versions, which had no other
             del content["task"]
+        for kind in plugins.GROUPS:
+            section: Section = getattr(self, kind)
+            for key in section.later_keys:
+                if not section.is_set(key):
+                    del content[kind][key]
         parts = {kind: plugins.foreign_code(getattr(self, kind)) for kind in plugins.GROUPS}
         if foreign := {kind: code for kind, code in parts.items() if code is not None}:
             content["code"] = foreign

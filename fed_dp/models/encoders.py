@@ -362,9 +362,13 @@ class Behaviour(nn.Module):
 
 
 def _beside(part: Tensor, x: Tensor) -> Tensor:
-    """Return a part of norm 1 with the attributes of now and the influence of friends beside it."""
+    """Return a part of norm 1 with the attributes of now and the influence of friends beside it.
+
+    Of a record of zeros, which stands for none, there is no feature.
+    """
     now, friends = x[:, 0, -2], x[:, 0, -1, :1]
-    return torch.cat([unit(part.flatten(1)), unit(now), 2 * friends - 1], dim=1)
+    there = (x != 0).flatten(1).any(dim=1, keepdim=True)
+    return torch.cat([unit(part.flatten(1)), unit(now), 2 * friends - 1], dim=1) * there
 
 
 def pooled(size: int, pool: int) -> int:

@@ -50,6 +50,11 @@ class Network(Section):
         return 1
 
     @property
+    def persons(self) -> int | None:
+        """Of how many persons it has parameters of their own."""
+        return None
+
+    @property
     def sizes(self) -> dict[str, int]:
         """The whole numbers that are given: a site's own file limits them."""
         given = self.model_dump(exclude={"name"}, exclude_none=True)

@@ -1,7 +1,8 @@
 """The networks of dPA and pCDBN as their papers have them, for images and for human behaviour.
 
 Records of behaviour have shape (1, N + 1, d): N rows of d attributes, the last of them of now, and one
-row whose first number is the influence of friends, (1/|F_u|) Σ_v ψ_t(v, u).
+row whose first number is the influence of friends, (1/|F_u|) Σ_v ψ_t(v, u), and whose second, where persons
+are numbered, is the person's number, from 1.
 Inputs are mapped to [0, 1] by fixed public bounds.
 """
 
@@ -68,16 +69,23 @@ class AutoEncoder(nn.Module):
         layers: int,
         *,
         behaviour: bool,
+        persons: int | None = None,
         intercept: bool = False,
     ) -> None:
         super().__init__()
         self.behaviour = attributes_of(shape) if behaviour else None
+        self.persons = persons
         sizes = [self.behaviour[1] if self.behaviour else math.prod(shape), *[hidden] * layers]
         self.tied = nn.ParameterList(_spread(a, b) for a, b in pairwise(sizes))
         if self.behaviour:
             rows, attributes = self.behaviour
             self.past = nn.Parameter(_spread((rows - 1) * attributes, hidden))
-            self.influence = nn.Parameter(torch.zeros(1))  # η
+            if persons is not None and attributes < 2:
+                raise ModelError(
+                    f"model.users = {persons}: a record with a person's number needs two attributes or more; "
+                    f"the data has shape {shape}"
+                )
+            self.influence = nn.Parameter(torch.zeros(persons or 1))  # η, or η_u of each person
         self.bounds = nn.Parameter(
             torch.tensor([[0.0], [1.0]]).repeat(layers, hidden), requires_grad=False
         )  # γ and φ of each layer, in turn
@@ -92,7 +100,15 @@ class AutoEncoder(nn.Module):
         rows, attributes = self.behaviour
         now = (rows - 1) * attributes
         friends = x[:, 0, -1, :1]  # a probability already
-        return inputs[:, now : now + attributes], inputs[:, :now] @ self.past + self.influence * friends
+        return inputs[:, now : now + attributes], inputs[:, :now] @ self.past + self._eta(x) * friends
+
+    def _eta(self, x: Tensor) -> Tensor:
+        """Return by how much friends' influence counts: η, or that of each record's person."""
+        if self.persons is None:
+            return self.influence
+        number = x[:, 0, -1, 1:2].round().clamp(0, self.persons + 1).long()
+        known = (number > 0) & (number <= self.persons)
+        return torch.where(known, self.influence[(number - 1).clamp(0, self.persons - 1)], 0.0)
 
     def hidden(self, layer: int, inputs: Tensor, beside: Tensor | float) -> Tensor:
         """Return a layer's hidden units."""

@@ -479,6 +479,8 @@ def test_nothing_of_the_records_or_columns_is_told_or_logged(
         {"gaps": True},
         {"label": "x1"},
         {"client": "x1"},
+        {"label": None, "classes": None, "person": "x0", "time": "x1", "rises": "x2"},
+        {"label": None, "classes": None, "person": "label", "time": "x1", "rises": "x2", "window": 50},
     ],
 )
 def test_whether_it_answers_says_nothing_about_which_values_occur(site: Asked, data: dict[str, Any]) -> None:

@@ -328,6 +328,20 @@ def test_a_completed_section_is_an_experiment(tmp_path: Path) -> None:
     assert load(build(completed).data).classes == 2
 
 
+def test_persons_and_their_time_are_seen_where_no_column_is_called_a_label(tmp_path: Path) -> None:
+    days = [f"2024-01-{day:02d}" for day in range(1, 7)]
+    table = pd.DataFrame({"user_id": ["a"] * 6 + ["b"] * 6, "date": days * 2, "steps": [*range(12)]})
+    table.to_csv(tmp_path / "train.csv", index=False)
+    text = describe(tmp_path).replace("[LOW, HIGH]", "[0.0, 20.0]")
+    completed = tomllib.loads(text)
+    stated = {key: completed["data"][key] for key in ("person", "time", "rises", "window")}
+    assert stated == {"person": "user_id", "time": "date", "rises": "steps", "window": 4}
+    assert load(build(completed).data).shape == (1, 5, 1)
+    for other in (table.assign(label=0), table.assign(date=days[0]), table.drop_duplicates("user_id")):
+        other.to_csv(tmp_path / "train.csv", index=False)
+        assert "person =" not in describe(tmp_path)
+
+
 @pytest.mark.parametrize("kind", ["arrays", "images", "clients", "numbers"])
 def test_a_section_is_proposed_for_arrays_and_images(kind: str, tmp_path: Path) -> None:
     if kind == "arrays":

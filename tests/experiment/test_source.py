@@ -176,7 +176,7 @@ def made(*settings: str) -> Experiment:
         ([*PAPER, "privacy.variant=paper", "strategy.name=statistics"], ["'auto-encoder' has none"]),
         (
             ["data.influence=false"],
-            ["unknown key data.influence", "only 'health-daily', 'health-weekly' have it"],
+            ["unknown key data.influence", "only 'folder', 'health-daily', 'health-weekly' have it"],
         ),
         (["data.name=health-daily", "data.path=x"], ["data.path", "'health-daily' is embedded"]),
     ],

@@ -253,6 +253,50 @@ def test_behaviour_sees_now_the_past_and_friends() -> None:
         network("dpah", (64,), 2).build()
 
 
+def test_each_person_may_be_swayed_in_a_measure_of_their_own() -> None:
+    one = network("dpah", BEHAVIOUR, 2, hidden=12).build()
+    own = network("dpah", BEHAVIOUR, 2, hidden=12, users=3).build()
+    assert isinstance(one, AutoEncoder)
+    assert isinstance(own, AutoEncoder)
+    assert own.influence.shape == (3,)
+    x = images(6, BEHAVIOUR)
+    x[:, 0, 4, 1] = torch.tensor([1.0, 3.0, 0.0, 4.0, -7.0, 1e30])  # the first, the last, and nobody
+    with torch.no_grad():
+        for theirs, ours in zip(one.parameters(), own.parameters(), strict=True):
+            ours.copy_(theirs if theirs.shape == ours.shape else torch.tensor([2.0, 5.0, -1.0]))
+        _, beside = own.given(x)
+        for record, eta in zip(range(6), (2.0, -1.0, 0, 0, 0, 0), strict=True):
+            one.influence.fill_(eta)
+            _, alone = one.given(x[record : record + 1])
+            assert isinstance(beside, torch.Tensor)
+            assert isinstance(alone, torch.Tensor)
+            assert torch.allclose(beside[record], alone[0], atol=1e-5)
+    gradient = torch.autograd.grad(own.given(x)[1].sum(), own.influence)[0]  # type: ignore[union-attr]
+    assert gradient[1] == 0  # nobody's record is the second person's
+    assert (gradient[[0, 2]] != 0).all()
+    with pytest.raises(ModelError, match=r"model\.users = 3: .* needs two attributes or more"):
+        network("dpah", (1, 5, 1), 2, users=3).build()
+
+
+@pytest.mark.parametrize("name", ["behaviour-linear", "patch-behaviour"])
+def test_a_record_of_zeros_adds_nothing_to_any_statistic(name: str) -> None:
+    """A deployed site has one for each line that is no whole record: as if zeroed out, as a neighbour is."""
+    encoded = network(name, BEHAVIOUR, 2).build()
+    assert isinstance(encoded, Encoded)
+    x = images(6, BEHAVIOUR)
+    x[2:4] = 0
+    features = encoded.features(x)
+    assert features.norm(dim=1).tolist() == pytest.approx([1, 1, 0, 0, 1, 1], abs=1e-5)
+    for statistic, seen in [
+        (encoded.head_statistics(1.0), features),
+        *((layer.statistic, encoded.before(x, k)) for k, layer in enumerate(encoded.learnt)),
+    ]:
+        rows, y = seen.detach().numpy(), np.array([0, 1, 0, 1, 1, 0])
+        there = np.array([0, 1, 4, 5])
+        whole = release(statistic, iter([(rows, y)]), None, None, records=6)
+        assert np.allclose(whole, release(statistic, iter([(rows[there], y[there])]), None, None, records=6))
+
+
 def test_a_crbm_computes_probabilities_by_its_polynomial_and_reconstructs() -> None:
     layer = Crbm(2, 3, (5, 5), 0)
     v = torch.rand(4, 2, 9, 9)

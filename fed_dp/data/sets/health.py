@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from fed_dp.data.dataset import DataSet
 from fed_dp.data.options import Embedded
-from fed_dp.options import Count
+from fed_dp.options import Count, Size
 
 
 class HealthDaily(Embedded):
@@ -22,9 +22,11 @@ class HealthDaily(Embedded):
         "latest"  # the last fifth of the time, or a random tenth of all records
     )
     label: Literal["next", "now"] = "next"  # more exercise at the next time point, or now than before
+    persons: Size | None = None  # how many there are: then their numbers stand in the records
     about = "health social network of 254 people, 300 days, generated"
     owners = "people"
     of_behaviour = True
+    later_keys = ("persons", "points", "test", "label")
     weekly: ClassVar[bool] = False
 
     @model_validator(mode="after")
@@ -49,12 +51,18 @@ class HealthDaily(Embedded):
             return self.points
         return round(self.points * most_points(weekly=self.weekly, test=self.test))
 
+    @property
+    def numbered_persons(self) -> int | None:
+        """As stated."""
+        return self.persons
+
     def read(self) -> DataSet:
         """Generate all records."""
+        from fed_dp.data.behaviour import numbered
         from fed_dp.data.health import health_network, without_influence
 
         found = health_network(weekly=self.weekly, points=self.used_points, test=self.test, label=self.label)
-        return found if self.influence else without_influence(found)
+        return numbered(found if self.influence else without_influence(found), self.persons)
 
 
 class HealthWeekly(HealthDaily):

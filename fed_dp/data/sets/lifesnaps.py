@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from fed_dp.data.dataset import DataSet, Floats, Records, divided
+from fed_dp.data.dataset import DataSet, Floats, Records, divided, identity
 from fed_dp.data.files import File, verified
 from fed_dp.data.options import Published
 from fed_dp.data.tables import Columns
+from fed_dp.options import Size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,43 +80,43 @@ class LifeSnapsWindows(Published):
     """The same in windows of four days, as records of behaviour, without friends."""
 
     name: Literal["lifesnaps-windows"] = "lifesnaps-windows"
+    persons: Size | None = None  # how many there are: then their numbers stand in the records
     about = "the same in windows of four days"
     owners = "people"
     directory = "lifesnaps"
     layouts = (_LIFESNAPS,)
     of_behaviour = True
+    later_keys = ("persons",)
+
+    @property
+    def numbered_persons(self) -> int | None:
+        """As stated."""
+        return self.persons
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read each person's windows of days with steps."""
-        from fed_dp.data import health
+        from fed_dp.data import behaviour
 
         table, x = _days_with_steps(folder, files)
-        rows, labels, owners, late = [], [], [], []
-        for person, days in table.groupby("id"):
-            if len(days) < health.WINDOW + 1:
-                continue
-            steps = days["steps"].to_numpy(np.float64)[None]
-            inputs = x[days.index.to_numpy()].astype(np.float64)[None]
-            width = np.tile([-1.0, 1.0], (inputs.shape[2], 1))
-            [(own, rises, now)] = health.windows(inputs, np.zeros_like(steps), steps, width)
-            rows.append(own)
-            labels.append(rises)
-            owners.append(np.full(len(now), str(person)))
-            late.append(now >= 0.8 * len(days))
-        records, y, owner = np.concatenate(rows), np.concatenate(labels), np.concatenate(owners)
-        test = np.concatenate(late)
-        return divided(
+        _, person = np.unique(table["id"].to_numpy(np.str_), return_inverse=True)
+        steps = table["steps"].to_numpy(np.float64)
+        days = table["date"].to_numpy("datetime64[D]").astype(np.float64)
+        lines = behaviour.lines_of(person, days, x, steps, np.zeros(len(x)), window=behaviour.WINDOW)
+        late, owner = lines.place >= 0.8 * lines.count, table["id"].to_numpy(np.str_)
+        found = DataSet(
             "lifesnaps-windows",
-            Records(records, y, owner),
-            test,
-            classes=2,
+            lines.of(~late, owner),
+            lines.of(late, owner),
+            2,
+            *identity(),
             notes=(
                 "label: the next recorded day has more steps than this one",
-                f"people with fewer than {health.WINDOW + 1} days of steps are left out",
+                f"people with fewer than {behaviour.WINDOW + 1} days of steps are left out",
                 "it has no friends: their influence is 0 throughout",
-                health.NOTES[0],
+                *behaviour.notes(),
             ),
         )
+        return behaviour.numbered(found, self.persons)
 
 
 def _days_with_steps(folder: Path, files: tuple[File, ...]) -> tuple[pd.DataFrame, Floats]:

@@ -41,6 +41,7 @@ class Svhn(Published):
     directory = "svhn"
     layouts = (_SVHN, _SVHN_SUBSET)
     of_digits = True
+    later_keys = ("colours",)
     colours: Literal["rgb", "yuv"] = "rgb"  # yuv: as DSSGD's paper converts them
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:

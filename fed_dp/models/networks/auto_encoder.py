@@ -30,6 +30,7 @@ class AutoEncoderNetwork(Network):
             self.hidden or 200,
             self.layers or 2,
             behaviour=self.of_behaviour,
+            persons=self.persons,
             intercept=intercept,
         )
 
@@ -38,4 +39,12 @@ class Dpah(AutoEncoderNetwork):
     """The same for human behaviour: the first layer also sees past attributes and friends."""
 
     name: Literal["dpah"] = "dpah"  # type: ignore[assignment]
+    # Each of so many persons is swayed in a measure of their own (η_u); none: one η for all.
+    users: Size | None = None
     of_behaviour = True
+    later_keys = ("users",)
+
+    @property
+    def persons(self) -> int | None:
+        """The users."""
+        return self.users
