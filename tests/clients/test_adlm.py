@@ -51,7 +51,7 @@ def noisy(
     """The noise of the bias, of the inputs, and of the labels' coefficients."""
     inputs = to_unit_interval(torch.from_numpy(site.x))
     kept = {} if beta is None else {RELEVANCE: beta.tolist()}
-    found = trainer._records(site, inputs, kept)
+    found = trainer._records(site, inputs, kept, trainer._seeded(site)["once"])
     moved = found.batch(torch.arange(len(inputs))) - inputs
     target = torch.nn.functional.one_hot(torch.from_numpy(site.y), 10).float()
     labels = (found.linear - 0.5 + target).double().numpy()
