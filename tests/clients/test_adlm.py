@@ -61,7 +61,9 @@ def noisy(
 def released(site: ClientData, trainer: AdlmTrainer, beta: np.ndarray | None = None) -> ReleasedRecords:
     """What the released program sees of a site."""
     kept = {} if beta is None else {RELEVANCE: beta.tolist()}
-    found = trainer._records(site, to_unit_interval(torch.from_numpy(site.x)), kept)
+    found = trainer._records(
+        site, to_unit_interval(torch.from_numpy(site.x)), kept, trainer._seeded(site)["once"]
+    )
     assert isinstance(found, ReleasedRecords)
     return found
 
@@ -220,7 +222,7 @@ def test_a_model_ships_with_numbers_of_noisy_inputs_and_as_released_of_the_recor
     trainer, weights, site = ready(variant=variant)
     fit = trainer.fit(weights, site, {})
     net, inputs = trainer._network, to_unit_interval(torch.from_numpy(site.x))
-    given = trainer._records(site, inputs, fit.state)
+    given = trainer._records(site, inputs, fit.state, trainer._seeded(site)["once"])
     assert torch.equal(given.inputs, inputs) == (variant == "paper_as_released")
     trainer._net.load(weights + fit.change)
     [place] = [i for i, part in enumerate(net.encoder) if isinstance(part, BatchNormalisation)]
