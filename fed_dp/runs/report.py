@@ -34,8 +34,8 @@ def decided_lines(summary: Summary) -> list[str]:
     """Return what a trainer decided by itself, from public numbers alone."""
     spans = summary.get("decided", {}).items()  # earlier versions wrote none
     return [
-        f"{key} = {span['min']:.4g}"
-        + (f" to {span['max']:.4g}" if span["max"] > span["min"] else "")
+        f"{key} = {span['min']:.5g}"
+        + (f" to {span['max']:.5g}" if span["max"] > span["min"] else "")
         + ", which public numbers decide ('auto')"
         for key, span in spans
     ]
