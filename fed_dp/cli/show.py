@@ -18,7 +18,14 @@ def show_summary(console: Console, summary: dict[str, Any], variants: dict[str, 
     """Show a run, or all runs of a study."""
     from fed_dp.accounting import Statement
     from fed_dp.runs.groups import firsts
-    from fed_dp.runs.report import cost_text, few_owners, metric_words, owner_metrics, traffic_lines
+    from fed_dp.runs.report import (
+        cost_text,
+        decided_lines,
+        few_owners,
+        metric_words,
+        owner_metrics,
+        traffic_lines,
+    )
     from fed_dp.runs.scores import common, scores_of, text
 
     results = summary.get("runs") or {next(iter(variants)): summary}
@@ -48,6 +55,8 @@ def show_summary(console: Console, summary: dict[str, Any], variants: dict[str, 
             console.print(f"{name}: {note}", soft_wrap=True)
         if variants[name].clients.gpus and "cuda" not in result["devices"]:
             console.print(f"{name}: clients.gpus was set, but torch saw no GPU: trained on the processor")
+        for line in decided_lines(result):
+            console.print(f"{name}: {line}", soft_wrap=True, markup=False)
         for line in traffic_lines(result):
             console.print(f"{name}: {line}", soft_wrap=True, markup=False)
         if owners := few_owners(result):

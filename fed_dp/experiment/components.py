@@ -156,6 +156,10 @@ class TrainerOptions(Mechanism):
         """Return the smallest experiment of a trainer without privacy that cannot train the default one."""
         return {}
 
+    def decided(self, experiment: Experiment, *, records: int, network: NetworkSpec) -> dict[str, float]:
+        """Return, by key, what it decides itself for a site of so many (public) records."""
+        return {}
+
     def without_noise(self, experiment: Experiment, net: Any) -> Any:
         """Return the trainer with next to no noise: what an audit holds releases against."""
         raise NotImplementedError(f"{self.name} draws its own noise and cannot be trained without it")
@@ -169,6 +173,7 @@ class StrategyOptions(Mechanism):
     """Options of a strategy; subclasses add theirs."""
 
     pooled: ClassVar[bool] = False  # one node has all that is used
+    public_alone: ClassVar[bool] = False  # whether all that is used is public
     one_model: ClassVar[bool] = True  # whether clients work on one model
     audited_by_runs: ClassVar[bool] = True  # whether canaries among the clients' records tell of its model
     deployable: ClassVar[bool] = False  # whether real sites can run it

@@ -171,6 +171,11 @@ class Experiment(Section):
     def _check_public_records(self) -> None:
         """Refuse public records that nothing is fitted to, and what they cannot stand for."""
         data, model, trainer = self.data, self.model, self.trainer
+        if model.holds_records and not self.strategy.public_alone:
+            raise ValueError(
+                f"model.name = {model.name!r} consists of the records that it is trained on: expected with "
+                f"strategy.name = 'public', which uses public records alone, not {self.strategy.name!r}"
+            )
         if self.fits_to_public and any(
             self.strategy.download_share(k) != 1 for k in range(self.clients.count)
         ):

@@ -31,6 +31,11 @@ SvmNoise = Literal["gamma", "laplace", "gaussian", "paper"]
 TOLERANCE = 0.02  # how far from the minimum, in units of C/n: Δ₂ grows by two hundredths
 SMOOTH = 0.5  # h
 MAX_COST_PER_RECORD = 1000.0  # C/n, how much one record may count
+MIN_COST = 1e-3  # C
+# Of `default_cost`, fitted to public data by benchmarks/fit_svm_cost.py.
+NOISE_SHARE = 0.5  # how large the noise of a score is, beside the margin
+COST_PER_RECORD = 64.0  # C/n without noise
+MAX_DEFAULT = 10_000.0  # C: steps grow as its root
 
 
 def check_size(*, cost: float, expected: int) -> None:
@@ -135,3 +140,39 @@ def perturbed(
 def paper_scale(*, cost: float, records: int, features: int, epsilon: float) -> float:
     """λ = 2^2.5 C √D/(n ε), D = features/2 (Algorithm 1, step 4)."""
     return 2**2.5 * cost * math.sqrt(features / 2) / (records * epsilon)
+
+
+def score_noise(*, kind: SvmNoise, noise_value: float, records: int, problems: int, features: int) -> float:
+    """Return τ, the standard deviation of the noise in a score ŵᵀz (‖z‖ = 1), for C = 1; it grows as C."""
+    numbers, delta = problems * features, sensitivity(cost=1.0, records=records, problems=problems)
+    if kind == "gaussian":
+        return noise_value * delta
+    if kind == "gamma":  # a length of Gamma(numbers, Δ₂/ε), in a random direction
+        return math.sqrt(numbers + 1) * delta / noise_value
+    if kind == "paper":
+        one = paper_scale(cost=1.0, records=records, features=features, epsilon=noise_value)
+        return math.sqrt(2) * problems * one
+    return math.sqrt(2 * numbers) * delta / noise_value
+
+
+def default_cost(*, records: int, score_noise: float = 0.0) -> float:
+    """Return C for so many records and so much noise: 1/C = τ/NOISE_SHARE + 1/(COST_PER_RECORD · n).
+
+    Regularisation holds scores below the margin, 1, and the more C the less; the noise of a score is τ C. So
+    C is as large as keeps that noise at NOISE_SHARE of the margin. Without noise, a record counts as
+    much as COST_PER_RECORD. At most MAX_DEFAULT. Only public numbers decide; `check_size` refuses none of
+    it for up to four million records.
+
+    Parameters
+    ----------
+    records
+        n: the public number that C is divided by.
+    score_noise
+        τ, of the model that is used: over several sites, of the mean; 0 without noise.
+    """
+    check(records=records)
+    cost = min(1 / (score_noise / NOISE_SHARE + 1 / (COST_PER_RECORD * records)), MAX_DEFAULT)
+    if not score_noise:
+        return cost
+    largest = (TOLERANCE / 8 * 2.0**53 / records**2) ** 2 - 1  # of `check_size`
+    return max(min(cost, 0.99 * largest), MIN_COST)

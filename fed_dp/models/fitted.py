@@ -137,17 +137,3 @@ class ClassMeans(Encoded):
         shares = beta if self._adaptive else np.ones_like(beta)
         whole = np.append((1 - COUNT_SHARE) * shares / shares.sum(), COUNT_SHARE)
         return ClassSums(whole / whole.sum(), PRIOR * beta, self.head.out_features)
-
-
-class KernelMachine(Encoded):
-    """A linear machine on Fourier features; two classes have one output, whose sign decides."""
-
-    def __init__(self, inputs: int, features: int, classes: int, width: float) -> None:
-        super().__init__([FourierFeatures(inputs, features, width)], features, 1 if classes == 2 else classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return log-probabilities, such that a margin of 1 is about 7 to 1."""
-        scores = self.head(self.features(x))
-        if scores.shape[1] == 1:
-            return functional.logsigmoid(2 * torch.cat([-scores, scores], dim=1))
-        return functional.log_softmax(2 * scores, dim=1)

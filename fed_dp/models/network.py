@@ -26,7 +26,7 @@ Capability = Literal[
     "encoder",  # `Encoded`: features of bounded norm that no record decides, or that released moments do
     "filters",  # `Encoded`: convolutions made of released moments of patches
     "relevance",  # `Encoded`: features weighed by their relevance to public records
-    "kernel",  # `KernelMachine`: Fourier features of a kernel under a linear machine
+    "kernel",  # `KernelMachine`: Fourier features of a kernel under a linear machine; or the kernel itself
     "auto-encoder",  # the objective of dPA's paper
     "energy",  # that of pCDBN's
     "noisy-inputs",  # that of AdLM's
@@ -42,6 +42,7 @@ class Network(Section):
     offers: ClassVar[Capability] = "gradients"
     of_behaviour: ClassVar[bool] = False  # whether it needs records of behaviour, with past and friends
     fitted: ClassVar[bool] = False  # whether an encoder of it is fitted to public records
+    holds_records: ClassVar[bool] = False  # whether its parameters are records: only for public ones
     closed_form: ClassVar[bool] = False  # whether its head follows from statistics without any descent
 
     @property

@@ -30,6 +30,17 @@ def cost_text(summary: Summary) -> str:
     return f"ε = {total:,.{0 if total >= 1000 else 2}f}, δ = {cost['delta']:g}, {cost['guarantee']}"
 
 
+def decided_lines(summary: Summary) -> list[str]:
+    """Return what a trainer decided by itself, from public numbers alone."""
+    spans = summary.get("decided", {}).items()  # earlier versions wrote none
+    return [
+        f"{key} = {span['min']:.5g}"
+        + (f" to {span['max']:.5g}" if span["max"] > span["min"] else "")
+        + ", which public numbers decide ('auto')"
+        for key, span in spans
+    ]
+
+
 def traffic_lines(summary: Summary) -> list[str]:
     """Return what is worth telling about messages: faults, staleness, and bytes when they are few."""
     lines = []
@@ -75,7 +86,7 @@ def write_report(
     traffic = "".join(
         f"<li>{html.escape(variant)}: {html.escape(line)}</li>"
         for variant, summary in results.items()
-        for line in traffic_lines(summary)
+        for line in (*decided_lines(summary), *traffic_lines(summary))
     )
     first = next(iter(results.values()))
     told = dict.fromkeys(note for summary in results.values() for note in summary["data"]["notes"])

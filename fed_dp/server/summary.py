@@ -15,6 +15,7 @@ from fed_dp.accounting.statement import statement
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation
 from fed_dp.experiment.plan import budget_of
+from fed_dp.experiment.start import network_of
 from fed_dp.runs.folder import Line
 from fed_dp.runs.scores import scored
 from fed_dp.strategies.failures import NO_REPLY, REFUSALS
@@ -101,6 +102,7 @@ def run_summary(
         "model": {"name": experiment.model.name, "parameters": int(strategy.weights.size)},
         "trainer": experiment.trainer.name,
         "strategy": experiment.strategy.name,
+        "decided": _decided(experiment, federation, strategy.sites),
         "mechanism": _mechanism(experiment),
         "clients": experiment.nodes,
         "rounds": experiment.rounds,
@@ -136,6 +138,20 @@ def _about_data(experiment: Experiment, federation: Federation, sites: Sequence[
         "test": len(federation.dataset.test),
         "partition": experiment.data.partition.name,
         "notes": list(federation.notes),
+    }
+
+
+def _decided(
+    experiment: Experiment, federation: Federation, sites: Sequence[Site]
+) -> dict[str, dict[str, float]]:
+    """Return what the trainer decides itself from public numbers: over all sites, the least and most."""
+    expected = {experiment.data.expected(site.client) or site.records for site in sites} - {0}
+    network = network_of(experiment, federation)
+    found = [experiment.trainer.decided(experiment, records=records, network=network) for records in expected]
+    keys = dict.fromkeys(key for each in found for key in each)
+    return {
+        key: {"min": min(each[key] for each in found), "max": max(each[key] for each in found)}
+        for key in keys
     }
 
 

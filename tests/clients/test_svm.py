@@ -9,24 +9,36 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from sklearn.svm import SVC
 
 from fed_dp.accounting import Budget, Gaussian, Laplace, Ledger, from_json
 from fed_dp.clients.building import make_trainer
 from fed_dp.clients.svm import Svm
 from fed_dp.clients.svm.trainer import SvmTrainer
 from fed_dp.clients.trainer import ClientData, StagedTrainer
-from fed_dp.errors import BudgetExceeded, PrivacyError
+from fed_dp.errors import BudgetExceeded, ConfigError, PrivacyError
 from fed_dp.experiment import Experiment, build
 from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.plan import guarantee_of, release_plan, warning_of
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.statistics import ROUNDING
-from fed_dp.mechanisms.support_vector import TOLERANCE, paper_scale, sensitivity
+from fed_dp.mechanisms.support_vector import (
+    COST_PER_RECORD,
+    TOLERANCE,
+    default_cost,
+    paper_scale,
+    score_noise,
+    sensitivity,
+    steps,
+)
 from fed_dp.models import Evaluator, Vector
 from fed_dp.sharing import message as names
 from tests.clients.deployed import Deployed
 from tests.mechanisms.privacy_loss import Spy
+
+PLAIN_TRAINER = {"name": "svm", "perturb": False}
 
 
 def experiment(**changes: Any) -> Experiment:
@@ -244,3 +256,132 @@ def test_more_records_than_declared_are_left_out_and_decide_nothing() -> None:
     declared = replace(site, expected_records=60)
     fewer = replace(declared, x=site.x[:60], y=site.y[:60])
     assert np.array_equal(solved(trainer, weights, declared), solved(trainer, weights, fewer))
+
+
+# ----------------------------------------------------------------------------- C by rule
+
+
+AUTO: dict[str, Any] = {"trainer": {"name": "svm"}}
+
+
+def auto(records: int, sites: int = 4) -> float:
+    """C by hand: gamma noise, ten problems of 40 features, ε = 4: over four sites half of it."""
+    one = score_noise(kind="gamma", noise_value=4.0, records=records, problems=10, features=40)
+    return default_cost(records=records, score_noise=one / np.sqrt(sites))
+
+
+def test_c_by_rule_is_what_the_noise_is_made_for() -> None:
+    trainer, weights, site = ready(experiment(**AUTO))
+    spy = Spy()
+    trainer.release(weights, site, 1, spy)
+    [(values, scale)] = spy.calls
+    cost = auto(len(site.y))
+    wanted = sensitivity(cost=cost, records=len(site.y), problems=10) / 4.0
+    assert scale == pytest.approx(wanted * (1 + ROUNDING))
+    stated = experiment(trainer={"name": "svm", "cost": cost})
+    assert solved(ready(stated)[0], weights, site) == pytest.approx(values)
+
+
+def test_c_by_rule_follows_from_public_numbers_and_from_no_record() -> None:
+    declared = experiment(**AUTO, data={"public_records": 30, "expected_records": 60})
+    trainer, weights, site = ready(declared)
+    scales = set()
+    for x, y in ((site.x, site.y), (site.x[:20], site.y[:20]), (-site.x, np.zeros_like(site.y))):
+        spy = Spy()
+        trainer.release(weights, replace(site, x=x, y=y, expected_records=60), 1, spy)
+        scales.add(spy.calls[0][1])
+    assert len(scales) == 1
+    wanted = sensitivity(cost=auto(60), records=60, problems=10) / 4.0
+    assert scales.pop() == pytest.approx(wanted * (1 + ROUNDING))
+
+
+def test_a_sites_limit_holds_for_c_by_rule() -> None:
+    declared = {"public_records": 30, "expected_records": 5_000}
+    for tables, cost in ((AUTO, None), ({"trainer": {"name": "svm", "cost": 70.0}}, 70.0)):
+        given = experiment(**tables, data=declared)
+        [(most, key)] = given.trainer.limits(given, client=0).values()
+        assert key == "steps"
+        assert most >= steps(cost=cost or auto(5_000), records=5_000, expected=5_000)
+        assert cost is None or most == steps(cost=cost, records=5_000, expected=5_000)
+    unknown = experiment(**AUTO)
+    assert unknown.trainer.limits(unknown, client=0)["steps for trainer.cost"][0] < 10_000
+
+
+def test_what_is_no_number_and_no_rule_is_refused() -> None:
+    for wrong in ("best", 0.0, 1e7):
+        with pytest.raises(ConfigError, match=r"trainer\.cost"):
+            experiment(trainer={"name": "svm", "cost": wrong})
+
+
+# ----------------------------------------------------------------------------- the kernel itself
+
+
+def exact(**changes: Any) -> Experiment:
+    tables: dict[str, Any] = {
+        "trainer": {"name": "svm", "perturb": False},
+        "model": {"name": "rbf-exact"},
+        "strategy": {"name": "public"},
+        "data": {"public_records": 120},
+        "privacy": {},
+    }
+    return experiment(**{**tables, **changes})
+
+
+@pytest.mark.parametrize("cost", ["auto", 30.0])
+def test_public_records_alone_are_scikit_learns_svc_with_the_papers_kernel(cost: Any) -> None:
+    given = exact(
+        data={"name": "health-weekly", "public_records": 120}, trainer={**PLAIN_TRAINER, "cost": cost}
+    )
+    members = make_federation(given)
+    trainer, net = make_trainer(given, members.dataset)
+    public = members.public
+    assert public is not None
+    start = starting_weights(given, members)
+    net.load(start + trainer.fit(start, ClientData(*public, 0, 1, given.seed), {}).change)
+    flat = public[0].reshape(120, -1)
+    width = 2 * np.sqrt(flat.shape[1])
+    machine = SVC(C=COST_PER_RECORD if cost == "auto" else cost / 120, gamma=1 / width**2).fit(
+        flat, public[1]
+    )
+    test = members.dataset.inputs(members.dataset.test)
+    assert net.network.intercepts.item() == pytest.approx(machine.intercept_[0], abs=1e-5)
+    with torch.no_grad():
+        told = net.network(torch.from_numpy(test)).numpy()
+    margins = machine.decision_function(test.reshape(len(test), -1))
+    assert (told[:, 1] - told[:, 0]) / 2 == pytest.approx(margins, abs=1e-3)
+    kept = net.network.support.numpy()
+    assert kept[machine.support_].tobytes() == flat[machine.support_].tobytes()  # they are the records
+    assert not kept[np.setdiff1d(np.arange(120), machine.support_)].any()
+
+
+def test_each_class_is_told_from_the_rest_by_the_kernel_and_one_class_alone_by_nothing() -> None:
+    given = exact()
+    members = make_federation(given)
+    trainer, _ = make_trainer(given, members.dataset)
+    start = starting_weights(given, members)
+    site = ClientData(*members.client(0), 0, 1, given.seed)
+    data = members.dataset
+    evaluator = Evaluator(given.network(data.shape, 10), data.inputs(data.test), data.test.y)
+    assert evaluator.scores(start + trainer.fit(start, site, {}).change)["accuracy"] > 0.8
+    alike = trainer.fit(start, replace(site, y=np.zeros_like(site.y)), {}).change
+    assert (evaluator.predictions(alike).argmax(1) == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"strategy": {"name": "averaging"}},
+            "public records alone, not 'averaging'",
+        ),
+        ({"strategy": {"name": "centralised"}}, "consists of the records that it is trained on"),
+        ({"trainer": {"name": "svm", "perturb": False, "frequencies": "random"}}, "and no frequencies"),
+        (
+            {"trainer": {"name": "svm"}, "privacy": {"budget_epsilon": 1.0}},
+            "expected with trainer.perturb = false",
+        ),
+    ],
+)
+def test_a_machine_of_records_is_made_of_public_ones_alone(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        exact(**changes)

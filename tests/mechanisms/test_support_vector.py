@@ -9,17 +9,24 @@ from types import ModuleType
 import numpy as np
 import pytest
 from scipy.optimize import minimize
+from sklearn.datasets import load_digits
 
 from fed_dp.clients.svm.trainer import liblinear
 from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise, support_vector
 from fed_dp.mechanisms.statistics import ROUNDING
 from fed_dp.mechanisms.support_vector import (
+    COST_PER_RECORD,
+    MAX_DEFAULT,
+    NOISE_SHARE,
     SMOOTH,
     TOLERANCE,
+    SvmNoise,
     check_size,
+    default_cost,
     paper_scale,
     perturbed,
+    score_noise,
     sensitivity,
     solve,
     steps,
@@ -225,3 +232,66 @@ def test_one_draw_for_one_release() -> None:
     spy = Spy()
     perturbed(np.zeros((2, 4)), cost=1.0, records=9, problems=2, kind="gamma", noise_value=1.0, noise=spy)
     assert len(spy.calls) == 1
+
+
+# ----------------------------------------------------------------------------- C by rule
+
+
+def measured(kind: SvmNoise, noise_value: float) -> float:
+    """The standard deviation that a score's noise has, at C = 3, in units of C."""
+    noise = SimulationNoise(np.random.default_rng(0))
+    z = unit(np.random.default_rng(1).normal(size=(40, 8)))
+    options = {"cost": 3.0, "records": 50, "problems": 3}
+    drawn = [
+        perturbed(np.zeros((3, 8)), kind=kind, noise_value=noise_value, noise=noise, **options) @ z.T  # type: ignore[arg-type]
+        for _ in range(1500)
+    ]
+    return float(np.std(drawn)) / 3.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_rule_knows_how_large_the_noise_of_a_score_is(kind: SvmNoise) -> None:
+    stated = score_noise(kind=kind, noise_value=0.7, records=50, problems=3, features=8)
+    assert measured(kind, 0.7) == pytest.approx(stated, rel=0.03)
+
+
+def test_c_is_as_large_as_noise_lets_it_be_and_without_noise_counts_records_alike() -> None:
+    assert default_cost(records=100) == pytest.approx(COST_PER_RECORD * 100)
+    assert default_cost(records=10**6) == MAX_DEFAULT
+    loud = default_cost(records=500, score_noise=3.0)
+    assert loud * 3.0 == pytest.approx(NOISE_SHARE, rel=1e-3)
+    by_noise = [default_cost(records=500, score_noise=noise) for noise in (1e-6, 1e-4, 1e-2, 1.0, 100.0)]
+    assert by_noise == sorted(by_noise, reverse=True)
+    with pytest.raises(PrivacyError, match="records = 0: expected a number above 0"):
+        default_cost(records=0)
+
+
+def test_what_the_rule_decides_is_never_refused() -> None:
+    for records in (1, 2, 30, 27_000, 300_000, 1_000_000, 4_000_000):
+        for noise in (1e-12, 1e-6, 1e-3, 1.0, 1e6):
+            check_size(cost=default_cost(records=records, score_noise=noise), expected=records)
+
+
+def area(scores: np.ndarray, labels: np.ndarray) -> float:
+    return float(np.mean(scores[labels > 0][:, None] > scores[labels < 0][None]))
+
+
+@pytest.mark.parametrize("noise", [2.0**-4, 2.0**-6, 2.0**-9])
+def test_on_public_records_the_rule_loses_little_against_the_best_c(noise: float) -> None:
+    """benchmarks/fit_svm_cost.py does this on ten problems; here digits alone, their parity."""
+    digits, rng = load_digits(), np.random.default_rng(5)
+    angles = (digits.data / 8 - 1) @ rng.normal(size=(64, 20)) * (math.sqrt(2) / 16)
+    z, signs = (
+        np.concatenate([np.cos(angles), np.sin(angles)], 1) / math.sqrt(20),
+        digits.target % 2 * 2.0 - 1,
+    )
+    draws = rng.normal(size=(20, 40))
+
+    def found(cost: float) -> float:
+        w = solve(z[:900], signs[:900, None], cost=cost, expected=900)[0]
+        scores = z[900:] @ (w + noise * cost * draws).T
+        return float(np.mean([area(each, signs[900:]) for each in scores.T]))
+
+    best = max(found(cost) for cost in 4.0 ** np.arange(-1, 6))
+    assert found(default_cost(records=900, score_noise=noise)) > best - 0.02
+    assert min(found(0.25), found(1024.0)) < best - 0.02  # so that there is something to lose

@@ -11,7 +11,8 @@ from fed_dp.errors import PrivacyError
 from fed_dp.mechanisms import SimulationNoise
 from fed_dp.mechanisms.statistics import ClassSums, NoiseSpec, deviation, release
 from fed_dp.models import fitted, initial_weights, use_one_thread
-from fed_dp.models.fitted import ClassMeans, FourierFeatures, KernelMachine, Relevant, fitted_frequencies
+from fed_dp.models.fitted import ClassMeans, FourierFeatures, Relevant, fitted_frequencies
+from fed_dp.models.kernel import KernelMachine
 from tests.networks import network
 
 RNG = np.random.default_rng

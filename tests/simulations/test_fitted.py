@@ -18,6 +18,7 @@ from fed_dp.experiment import Experiment, build, variants
 from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.runs.folder import LEDGERS, RunFolder
+from fed_dp.runs.report import decided_lines
 from fed_dp.runs.saved_model import SavedModel
 from fed_dp.server.observers import Silent
 from fed_dp.simulations.study import run_study
@@ -91,6 +92,19 @@ def test_public_records_alone_are_worse_than_all(tmp_path: Path) -> None:
     assert alone["clients"] == 1
     assert alone["privacy"] is None
     assert alone["accuracy"]["final"] < together["accuracy"]["final"]
+
+
+def test_the_kernel_on_public_records_is_evaluated_and_saved_like_any_model(tmp_path: Path) -> None:
+    trainer = {"name": "svm", "perturb": False}
+    given = svm(
+        strategy={"name": "public"}, model={"name": "rbf-exact"}, trainer=trainer, privacy={}, rounds=2
+    )
+    path, summary = run(given, tmp_path)
+    assert summary["decided"] == {"trainer.cost": {"min": 1920.0, "max": 1920.0}}  # of 30 public records
+    model, data = SavedModel.load(path), make_federation(given).dataset
+    assert model.weights.size == 30 * (64 + 10) + 10
+    assert model.scores(data.inputs(data.test), data.test.y)["accuracy"] == summary["accuracy"]["final"]
+    assert decided_lines(summary) == ["trainer.cost = 1920, which public numbers decide ('auto')"]
 
 
 @pytest.mark.parametrize("strategy", ["averaging", "dssgd"])

@@ -5,13 +5,15 @@ Reference: Li, Xiong, Ohno-Machado, Jiang, "Privacy Preserving RBF Kernel SVM", 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from fed_dp.accounting.guarantee import Guarantee
-from fed_dp.clients.functional import step_of
+from fed_dp.clients.functional import sites_per_model, step_of
 from fed_dp.experiment.components import AuditSetup, Limit, TrainerOptions
 
 if TYPE_CHECKING:
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from fed_dp.experiment.plan import ReleasePlan
     from fed_dp.experiment.schema import Experiment
     from fed_dp.mechanisms.support_vector import SvmNoise
-    from fed_dp.models import FlatNetwork
+    from fed_dp.models import FlatNetwork, NetworkSpec
 
 MAX_RECORDS = 1_000_000  # of a site, where they are not known yet
 PROVED = Guarantee(
@@ -54,7 +56,8 @@ class Svm(TrainerOptions):
     """½‖w‖² + (C/n) Σ hinge, solved, then noise on w; once."""
 
     name: Literal["svm"] = "svm"
-    cost: Annotated[float, Field(ge=1e-3, le=1e6)] = 300.0  # C
+    # C; auto: from the number of records and the noise (mechanisms/support_vector.py: default_cost)
+    cost: Literal["auto"] | Annotated[float, Field(ge=1e-3, le=1e6)] = "auto"
     frequencies: Literal["public", "random"] = "public"  # ρ: fitted to public records (hybrid), or drawn
     noise: Literal["auto", "gamma", "laplace", "gaussian"] = "auto"  # gaussian with a delta, else gamma
     perturb: bool = True  # false: no noise, no privacy
@@ -84,6 +87,42 @@ class Svm(TrainerOptions):
             return "gaussian"
         return "laplace" if privacy.noise_source == "secure" else "gamma"
 
+    def cost_for(
+        self, experiment: Experiment, *, records: int, features: int = 2, problems: int = 1
+    ) -> float:
+        """Return C of a site of so many (public) records; of fewer features or problems, `auto` is larger."""
+        if self.cost != "auto":
+            return self.cost
+        from fed_dp.experiment.plan import noise_spec
+        from fed_dp.mechanisms.support_vector import default_cost, score_noise
+
+        if not self.private:
+            return default_cost(records=records)
+        one = score_noise(
+            kind=self.noise_kind(experiment),
+            noise_value=noise_spec(self.release_plan(experiment, client=0, size=0).release).value,
+            records=records,
+            problems=problems,
+            features=features,
+        )
+        return default_cost(records=records, score_noise=one / math.sqrt(sites_per_model(experiment)))
+
+    def decided(self, experiment: Experiment, *, records: int, network: NetworkSpec) -> dict[str, float]:
+        """Return C, where the rule decides it."""
+        if self.cost != "auto":
+            return {}
+        if not self.private:
+            return {"trainer.cost": self.cost_for(experiment, records=records)}
+        from fed_dp.models.kernel import KernelMachine
+
+        machine = network.build()
+        assert isinstance(machine, KernelMachine)  # by check
+        head = machine.head
+        cost = self.cost_for(
+            experiment, records=records, features=head.in_features, problems=head.out_features
+        )
+        return {"trainer.cost": cost}
+
     def release_plan(self, experiment: Experiment, *, client: int, size: int) -> ReleasePlan:
         """One release of the weights for the whole budget."""
         from fed_dp.accounting import Gaussian, Laplace, Release
@@ -99,10 +138,25 @@ class Svm(TrainerOptions):
 
     def fits_to_public(self, experiment: Experiment) -> bool:
         """Fit the frequencies to public records, if the machine is hybrid."""
-        return self.frequencies == "public"
+        return self.frequencies == "public" and not experiment.model.holds_records
+
+    def network_options(self, experiment: Experiment) -> dict[str, int]:
+        """Return how many records a machine holds that consists of them."""
+        return {"records": experiment.data.public_records} if experiment.model.holds_records else {}
 
     def check(self, experiment: Experiment) -> None:
-        """Refuse a hybrid machine without public records."""
+        """Refuse a hybrid machine without public records; of records, whatever is not for public ones."""
+        if experiment.model.holds_records:
+            if self.private:
+                raise ValueError(
+                    f"model.name = {experiment.model.name!r} consists of the records that it is trained on: "
+                    "expected with trainer.perturb = false and strategy.name = 'public'"
+                )
+            if self.is_set("frequencies"):
+                raise ValueError(
+                    f"trainer.frequencies = {self.frequencies!r}: model.name = {experiment.model.name!r} has "
+                    "the kernel itself, and no frequencies"
+                )
         if self.frequencies == "public" and not experiment.data.has_public:
             raise ValueError(
                 "trainer.frequencies = 'public' needs public records: set data.public_records, or "
@@ -138,16 +192,26 @@ class Svm(TrainerOptions):
         """Limit steps of the solver, which follow from C and the number of records."""
         from fed_dp.mechanisms.support_vector import steps
 
-        most = experiment.data.expected(client) or MAX_RECORDS
-        return {"steps for trainer.cost": (steps(cost=self.cost, records=most, expected=most), "steps")}
+        declared = experiment.data.expected(client)
+        counts = [2**k for k in range(MAX_RECORDS.bit_length())] + [MAX_RECORDS]
+        most = max(
+            steps(cost=self.cost_for(experiment, records=count), records=count, expected=count)
+            for count in (counts if declared is None else [declared])
+        )
+        return {"steps for trainer.cost": (most, "steps")}
 
     def build(self, experiment: Experiment, net: FlatNetwork, plan: ReleasePlan | None) -> Trainer:
         """Return the trainer."""
-        from fed_dp.clients.svm.trainer import SvmTrainer
+        from fed_dp.clients.svm.trainer import ExactTrainer, SvmTrainer
+        from fed_dp.models.kernel import KernelMachine
 
+        machine = net.network
+        if not isinstance(machine, KernelMachine):
+            return ExactTrainer(net, cost=partial(self.cost_for, experiment))
+        head = machine.head
         return SvmTrainer(
-            self,
             net,
+            cost=partial(self.cost_for, experiment, features=head.in_features, problems=head.out_features),
             release=None if plan is None else plan.release,
             kind=self.noise_kind(experiment),
             step=step_of(experiment),

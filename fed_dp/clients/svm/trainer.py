@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.exceptions import ConvergenceWarning
-from sklearn.svm import LinearSVC
+from sklearn.svm import SVC, LinearSVC
 
 from fed_dp.accounting import Release
 from fed_dp.clients.functional.statistics import batches, features
-from fed_dp.clients.svm import Svm
 from fed_dp.clients.trainer import ClientData, Fit, State
 from fed_dp.experiment.plan import noise_spec
 from fed_dp.mechanisms import Noise
@@ -24,11 +24,21 @@ from fed_dp.mechanisms.noise import Reals
 from fed_dp.mechanisms.statistics import clipped
 from fed_dp.mechanisms.support_vector import SvmNoise, check_size, perturbed, solve
 from fed_dp.models import FlatNetwork, Vector
-from fed_dp.models.fitted import KernelMachine
 from fed_dp.models.independence import check_independent
+from fed_dp.models.kernel import ExactKernelMachine, KernelMachine
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
 Signs = NDArray[np.float64]
+
+
+class Cost(Protocol):
+    """C, of the public number of records."""
+
+    def __call__(self, *, records: int) -> float:
+        """Return C."""
+        ...
+
+
 TOLERANCE, STEPS = 1e-6, 100_000  # of liblinear
 
 
@@ -45,9 +55,9 @@ class SvmTrainer:
 
     def __init__(
         self,
-        config: Svm,
         net: FlatNetwork,
         *,
+        cost: Cost,
         release: Release | None,
         kind: SvmNoise,
         step: float,
@@ -55,7 +65,7 @@ class SvmTrainer:
     ) -> None:
         assert isinstance(net.network, KernelMachine)  # by schema
         check_independent(net.network, net.shape, name=net.name, seen=features)
-        self._config, self._net, self._network = config, net, net.network
+        self._cost, self._net, self._network = cost, net, net.network
         self._noise_value = None if release is None else noise_spec(release).value
         self._kind, self._step, self._as_printed = kind, step, as_printed
         self.is_private = release is not None
@@ -71,7 +81,8 @@ class SvmTrainer:
 
     def release(self, weights: Vector, data: ClientData, stage: int, noise: Noise | None) -> Vector:
         """Return the site's w, with noise."""
-        cost, expected = self._config.cost, data.expected_records
+        expected = data.expected_records
+        cost = self._cost(records=expected)
         private = self._noise_value is not None and noise is not None
         if private and not self._as_printed:
             check_size(cost=cost, expected=expected)
@@ -114,9 +125,52 @@ class SvmTrainer:
         self._net.load(weights)
         parts = batches(data, self._network.features, device=self._net.device, exactly=exactly)
         z = clipped(np.concatenate([rows for rows, _ in parts]))
-        outputs = self._network.head.out_features
-        classes = np.array([1]) if outputs == 1 else np.arange(outputs)
-        return z, np.where(data.y[:, None] == classes, 1.0, -1.0)
+        return z, signs_of(data, self._network.head.out_features)
+
+
+class ExactTrainer:
+    """Solve the machine with the kernel itself: it consists of support vectors, which are records.
+
+    No privacy: only for public records. The objective is the same, C/n a record, with an intercept, as
+    libsvm (scikit-learn's SVC) has it.
+    """
+
+    is_private = False
+
+    def __init__(self, net: FlatNetwork, *, cost: Cost) -> None:
+        assert isinstance(net.network, ExactKernelMachine)  # by schema
+        self._net, self._network, self._cost = net, net.network, cost
+
+    def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
+        """Return the machine of these records, whatever the weights are."""
+        machine, x = self._network, data.x.reshape(len(data.x), -1).astype(np.float64)
+        each = self._cost(records=data.expected_records) / data.expected_records
+        signs = signs_of(data, len(machine.intercepts))
+        solved = [support_vectors(x, column, cost=each, gamma=machine.width**-2) for column in signs.T]
+        coefficients = np.stack([alpha for alpha, _ in solved])
+        used, intercepts = np.any(coefficients != 0, axis=0), np.array([intercept for _, intercept in solved])
+        parts = (np.where(used[:, None], x, 0), coefficients, intercepts)
+        found = np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+        return Fit(np.clip(found - weights, -MAX_ABS_VALUE, MAX_ABS_VALUE))
+
+
+def signs_of(data: ClientData, outputs: int) -> Signs:
+    """Return ±1 of every problem: of two classes one, else each against the rest."""
+    classes = np.array([1]) if outputs == 1 else np.arange(outputs)
+    return np.where(data.y[:, None] == classes, 1.0, -1.0)
+
+
+def support_vectors(x: Reals, signs: Signs, *, cost: float, gamma: float) -> tuple[Reals, float]:
+    """Return y α of every record (0: no support vector) and the intercept, as libsvm solves it.
+
+    Records of one class alone are told nothing apart by: then there is the intercept alone.
+    """
+    alpha = np.zeros(len(x))
+    if len(np.unique(signs)) == 1:
+        return alpha, float(signs[0])
+    machine = SVC(C=cost, kernel="rbf", gamma=gamma, random_state=0).fit(x, signs)
+    alpha[machine.support_] = machine.dual_coef_[0]
+    return alpha, float(machine.intercept_[0])
 
 
 def within(weights: Reals, cost: float) -> Reals:

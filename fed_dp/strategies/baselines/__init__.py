@@ -41,6 +41,7 @@ class Public(Pooled):
     """The public records alone (data.public_records), in one place: what can be had without the others."""
 
     name: Literal["public"] = "public"
+    public_alone = True
     audited_by_runs = False
 
     def pooled_records(self, parts: Sequence[Integers], public: Integers | None) -> Integers:
