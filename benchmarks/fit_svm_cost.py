@@ -19,11 +19,12 @@ from sklearn.metrics import roc_auc_score
 from sklearn.svm import SVC
 from threadpoolctl import threadpool_limits
 
-from fed_dp.mechanisms.support_vector import MAX_DEFAULT, NOISE_SHARE, solve
+from fed_dp.mechanisms.support_vector import MAX_DEFAULT, NOISE_SHARE, default_cost, solve
 
 FEATURES, SPLITS, DRAWS, TESTED = 100, 3, 12, 1500
 COSTS, PER_RECORD = 2.0 ** np.arange(-3, 15), 100.0  # of the grid; no more than so much C/n
 NOISES = 2.0 ** np.arange(-15, -1)  # τ
+WIDTHS = 2.0 ** np.arange(-1, 4)  # σ/√inputs
 SHARES, EACH = 2.0 ** np.arange(-4, 2, 0.5), 2.0 ** np.arange(0, 9)
 # Attributes, informative ones, share of the larger class, labels drawn at random.
 GENERATED = ((5, 3, 0.5, 0.1), (8, 5, 0.76, 0.15), (11, 6, 0.5, 0.2), (14, 6, 0.76, 0.1), (30, 10, 0.6, 0.05))
@@ -90,6 +91,23 @@ def scores(problem: Problem, records: int, seed: int) -> np.ndarray:
     return found
 
 
+def by_rule(problem: Problem, records: int, seed: int, width: float) -> float:
+    """Return AUC with C by the rule, in the mean over no noise and three sizes of it; σ = `width` √inputs."""
+    x, y = problem.x, problem.y
+    rng = np.random.default_rng([seed, records])
+    order, draws = rng.permutation(len(y)), rng.normal(size=(DRAWS, FEATURES))
+    angles = x @ rng.normal(size=(x.shape[1], FEATURES // 2)) * math.sqrt(2 / x.shape[1]) / width
+    z = np.concatenate([np.cos(angles), np.sin(angles)], 1) / math.sqrt(FEATURES // 2)
+    train, test = order[:records], order[records:][-TESTED:]
+    found = []
+    for noise in (0.0, 2.0**-11, 2.0**-8, 2.0**-5):
+        cost = default_cost(records=records, score_noise=noise)
+        w = solve(z[train], y[train, None], cost=cost, expected=records)[0]
+        each = [z[test] @ (w + noise * cost * draw) for draw in draws[: DRAWS if noise else 1]]
+        found.append(np.mean([roc_auc_score(y[test], told) for told in each]))
+    return float(np.mean(found))
+
+
 def lost(found: np.ndarray, cost: float) -> float:
     """Return how far below the best C of the grid a C is."""
     there = ~np.isnan(found)
@@ -109,6 +127,11 @@ def lost_by_kernel(problem: Problem, records: int) -> np.ndarray:
         found.append([roc_auc_score(y[test], machine.decision_function(x[test])) for machine in machines])
     mean = np.mean(found, 0)
     return np.asarray(mean.max() - mean)
+
+
+def width_of(there: list[Problem], width: float) -> float:
+    """Return `by_rule` in the mean over all problems, numbers of records and splits."""
+    return float(np.mean([by_rule(p, n, s, width) for p in there for n in p.sizes for s in range(SPLITS)]))
 
 
 def told(constants: np.ndarray, values: list[float]) -> str:
@@ -144,6 +167,7 @@ def main() -> None:
     fixed = [with_noise(lambda t, n, c=c: c) for c in COSTS]
     print("one C for all noise: ", told(COSTS, fixed))
     print(f"in use: NOISE_SHARE = {NOISE_SHARE}")
+    print("σ/√inputs, AUC with C by the rule: ", told(WIDTHS, [width_of(there, width) for width in WIDTHS]))
 
 
 if __name__ == "__main__":

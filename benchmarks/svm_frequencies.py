@@ -2,9 +2,9 @@
 
 For so many features and private records, every draw has its own public records, frequencies and noise (gamma,
 ε = 1, C by rule); drawn and fitted frequencies begin at the same place and get the same noise. Printed are
-means (standard deviations) over draws: the distance from the kernel on 500 other records, AUC without noise,
-AUC with it.
-Needs Adult (`fed-dp data fetch adult-numbers`); a minute of one core: python benchmarks/svm_frequencies.py
+means (standard deviations) over draws: how far off the kernel is on 500 other records, AUC without and with
+noise. Needs Adult (`fed-dp data fetch adult-numbers`); a minute of one core:
+python benchmarks/svm_frequencies.py
 """
 
 from __future__ import annotations
