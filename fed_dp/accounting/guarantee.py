@@ -35,7 +35,6 @@ Neighbours = Literal["add/remove one", "zero-out one", "replace one"]
 _KINDS: tuple[plugins.Kind, ...] = ("trainer", "strategy")
 
 PUBLIC_COUNT = "the number of records of each site is public"
-TOLD_COUNT = "a site that tells how many records it has (share.records) takes that to be public"
 DECLARED_COUNT = "data.expected_records is public, and was not chosen by looking at the records"
 ASSUMPTIONS = (
     "bounds, categories and standardisation constants are public",

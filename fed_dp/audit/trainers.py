@@ -383,8 +383,3 @@ def _weights_of(stage: Stage) -> Draw:
         return (stage.weights + stage.trainer.fit(stage.weights, site, {}).change).astype(np.float64)
 
     return draw
-
-
-def known_trainers() -> Mapping[str, tuple[str, ...]]:
-    """Return the trainers that can be audited, each with its variants."""
-    return {name: tuple(variants) for name, variants in setups().items()}

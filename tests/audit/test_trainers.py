@@ -9,7 +9,7 @@ import pytest
 
 from fed_dp.audit.one_run import _canaries, audit_run
 from fed_dp.audit.psgd import PATHS
-from fed_dp.audit.trainers import audit_trainer, known_trainers, prepare
+from fed_dp.audit.trainers import audit_trainer, prepare, setups
 from fed_dp.clients.psgd import Psgd
 from fed_dp.clients.psgd import batch as psgd_batch
 from fed_dp.clients.psgd import trainer as psgd
@@ -37,7 +37,7 @@ def test_the_papers_broken_forms_are_refuted(name: str, variant: str, options: d
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", known_trainers())
+@pytest.mark.parametrize("name", setups())
 def test_the_proved_forms_stay_below_what_is_stated(name: str) -> None:
     found = audit_trainer(name, trials=60)
     assert found.guarantee.stated == "proved"
@@ -51,7 +51,7 @@ def test_independent_noise_is_not_eliminated(name: str) -> None:
 
 
 @pytest.mark.statistical
-@pytest.mark.parametrize("name", known_trainers())
+@pytest.mark.parametrize("name", setups())
 def test_an_audit_sees_a_trainer_that_hardly_adds_noise(name: str) -> None:
     found = audit_trainer(name, trials=60, factor=1e-3)
     assert found.noise == 1e-3

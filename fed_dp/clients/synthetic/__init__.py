@@ -65,10 +65,6 @@ class Synthetic(TrainerOptions):
         name, source = self.guarantee(experiment).name, experiment.privacy.noise_source
         return ReleasePlan(release, name, source, (release,))
 
-    def refuses_private_selection(self) -> str:
-        """One privacy is enough."""
-        return "has a privacy of its own (trainer.perturb)"
-
     def check(self, experiment: Experiment) -> None:
         """Refuse an attribute that is named twice."""
         named = self.attributes or ()

@@ -52,8 +52,6 @@ _WRITERS = tuple(
     )
 )
 
-Layouts = tuple[tuple[File, ...], ...]
-
 
 class Mnist(Published):
     """MNIST, 28×28."""
