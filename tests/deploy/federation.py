@@ -76,7 +76,6 @@ class Federation:
         self.plan = Plan(SITES, Budget(epsilon, 1e-5), "127.0.0.1", port, control)
         provision(folder, self.plan)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.told: set[str] = set()  # the guarantees that ledgers hold
         self._joined: dict[str, int] = {}  # how often a site had joined before it was started
         for k, name in enumerate(SITES):
             data = self.site(name) / "data"

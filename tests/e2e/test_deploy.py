@@ -138,11 +138,12 @@ def test_a_budget_that_is_used_up_refuses_and_the_run_goes_on(running: Federatio
 
 # ----------------------------------------------------------------------------- every trainer
 
-DEPLOYED = ("psgd", "dpa", "dpa, learnt encoder", "pcdbn", "adlm", "ilm", "svm, hybrid", "svm, private")
-CLAIMED = tuple(f"{name}, as its paper" for name in ("dpa", "pcdbn", "adlm", "ilm"))
+DEPLOYED = tuple(name for name in FORMS if name != "sgd" and not name.endswith("as its paper"))
+EPSILON = 0.05  # of each: site c has little left
+CLAIMED = tuple(name for name in FORMS if name.endswith("as its paper"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def images(running: Federation) -> Iterator[Federation]:
     """The same sites with images of digits in the place of their tables, which allow what is only claimed."""
     x, y = load_digits(return_X_y=True)
@@ -158,6 +159,8 @@ def images(running: Federation) -> Iterator[Federation]:
     for name in SITES:
         running.edit(name, "claimed = false", "claimed = true")
     yield running
+    for name in SITES:
+        running.edit(name, "claimed = true", "claimed = false")
     for place in (*places, running.server):
         shutil.rmtree(place / "data")
         (place / "tables").rename(place / "data")
@@ -177,20 +180,20 @@ def test_every_trainer_runs_at_real_sites(images: Federation, form: str) -> None
         model=model,
         trainer=trainer,
         strategy={"name": "dssgd", "exchange": "parallel", "upload_fraction": 0.5},
-        privacy={**privacy, "budget_epsilon": 0.9, "noise_source": "secure"},
+        privacy={**privacy, "budget_epsilon": EPSILON, "noise_source": "secure"},
     )
     summary = images.run(content)
     assert summary["failures"] == 0
     wanted = "claimed" if form in CLAIMED else "proved"
     assert summary["privacy"]["guarantee"] == wanted
-    assert summary["privacy"]["epsilon_total"] <= 0.9 * (1 + 1e-9)
+    assert summary["privacy"]["epsilon_total"] <= EPSILON * (1 + 1e-9)
     charges = stages + 1 if form == "psgd" else stages  # further rounds of the others are free
     for name in SITES:
         entries = images.ledger(name).read()[1][before[name] :]
         assert [entry.event.stated.status for entry in entries] == [wanted] * charges
-    shown = in_process(images.folder, "ledger", "show", str(images.site("a") / "ledger.sqlite")).stdout
-    assert ("│ claimed" in shown) == (wanted == "claimed" or "claimed" in images.told)
-    images.told.add(wanted)
+    if wanted == "claimed":
+        shown = in_process(images.folder, "ledger", "show", str(images.site("a") / "ledger.sqlite")).stdout
+        assert "│ claimed" in shown
 
 
 # ------------------------------------------------------------------------- who is not let in
