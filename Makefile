@@ -16,7 +16,7 @@ run: $(VENV)/installed ## the main job: federated runs on embedded data, and a r
 	@$(BIN)/fed-dp simulate digits
 
 test: $(VENV)/installed-dev ## every behaviour once, on two processes
-	@$(BIN)/python -m pytest -n 2 -rs
+	@$(BIN)/python -m pytest -n 3 -rs
 
 test-all: $(VENV)/installed-dev ## all cases of all tests but those marked slow; more random examples
 	@HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-thorough} $(BIN)/python -m pytest -n 2 -rs -m 'not slow'
