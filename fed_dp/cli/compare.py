@@ -308,7 +308,10 @@ def audit_mechanism(
 
 @audit.command("trainer")
 def audit_trainer(
-    name: Annotated[str, typer.Argument(help="psgd, dssgd, random_mask, dpa, pcdbn, adlm, ilm or svm.")],
+    name: Annotated[
+        str,
+        typer.Argument(help="psgd, dssgd, random_mask, dpa, pcdbn, adlm, ilm, svm, dpme or filter-priority."),
+    ],
     variant: Annotated[
         str, typer.Option(help="proved, paper, paper_as_printed or paper_as_released.")
     ] = "proved",
