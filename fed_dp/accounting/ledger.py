@@ -282,6 +282,7 @@ def _create(path: Path, *accounts: Account) -> None:
         if Path(f"{path}-wal").exists():
             raise LedgerFault(f"{path}-wal is what is left of another ledger: its charges are not lost yet")
         try:
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # its outbox is a secret
             with closing(_connect(partial, "rwc")) as db:
                 db.executescript(_SCHEMA)
                 for account in accounts:

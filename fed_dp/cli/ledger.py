@@ -50,7 +50,7 @@ def show_ledger(path: LedgerFile, site: SiteName = None) -> None:
             account.spent_text,
             f"{account.budget.epsilon:g}",
             f"{account.budget.delta:g}",
-            weakest(entry.event for entry in entries) or "",
+            "none" if account.unprotected else weakest(entry.event for entry in entries) or "",
             str(len(entries)),
             account.ledger_head[:24],
         )

@@ -10,6 +10,7 @@ adds noise, keeps what is sent, and writes the reply.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -180,7 +181,7 @@ class Pending:
             stage = trainer.stage(data.server_round)
             weights = self.fit_request.weights
             return trainer.follow(weights, self.released, stage, records=data.expected_records)
-        if self.released is not None and len(self.released) and isinstance(trainer, NoisedOnceTrainer):
+        if self.released is not None and self.released.size and isinstance(trainer, NoisedOnceTrainer):
             return trainer.fit_with(self.released, self.fit_request.weights, data, self.fit_request.state)
         return trainer.fit(self.fit_request.weights, data, self.fit_request.state)
 
@@ -267,6 +268,8 @@ def prepare(message: Message, context: Context) -> Pending | Message:
         return pending
     if (before := session.kept(request)) is not None:
         return _reply(before, message)
+    if plan is not None and plan.noise_source == "secure" and isinstance(place.trainer, NoisedOnceTrainer):
+        return _noised_once(pending, session, plan, place.trainer)
     if plan is not None and plan.stages:
         return _released(pending, session, plan)
     return _charged(pending, session)
@@ -311,13 +314,47 @@ def _released(pending: Pending, session: LedgerSession, plan: ReleasePlan) -> Pe
 
 
 def _release(trainer: Trainer, request: FitRequest, stage: int, plan: ReleasePlan) -> bytes:
-    """Release a stage's statistic; or draw the noise that a trainer keeps, where no seed gives it again."""
-    noise = _noise(plan, request.data)
-    if isinstance(trainer, StagedTrainer):
-        return trainer.release(request.weights, request.data, stage, noise).tobytes()
-    if isinstance(trainer, NoisedOnceTrainer) and plan.noise_source == "secure":
-        return noise.laplace(np.zeros(trainer.draws(request.data)), scale=1.0).astype(np.float32).tobytes()
-    return b""
+    """Release a stage's statistic; in a simulation, a paper's trainer draws its own noise from the seed."""
+    if not isinstance(trainer, StagedTrainer):
+        return b""
+    return trainer.release(request.weights, request.data, stage, _noise(plan, request.data)).tobytes()
+
+
+def _noised_once(
+    pending: Pending, session: LedgerSession, plan: ReleasePlan, trainer: NoisedOnceTrainer
+) -> Pending:
+    """Train under noise that is charged and drawn once, for these records alone.
+
+    Every round looks at the records again, under the same noise: so a round is answered for one set of
+    weights, and its answer is kept. Other weights or records would be another question to the same noise.
+    """
+    request, data = pending.request, pending.fit_request.data
+    slot = f"round {request.server_round}"
+    if slot in session.slots():
+        raise PrivacyError(
+            f"{slot} was answered for other weights: what is only claimed to be private is answered once a "
+            "round; nothing was sent"
+        )
+    records = hashlib.sha256(data.x.tobytes() + data.y.tobytes()).hexdigest()
+    about = request.about(1, b"")
+    before = session.kept(about)
+    if before is None:
+        event = plan.event(server_round=request.server_round, client=data.client)
+        account = session.charge(event, request, ahead=1)
+        with kind_only() if pending.place.site is not None else nullcontext():
+            drawn = trainer.draw(pending.fit_request.weights, data, _noise(plan, data))
+        metadata = {names.EVENTS: to_json([event]), names.RECORDS: records}
+        before = TrainResponse(drawn.astype(np.float32).tobytes(), {}, metadata)
+        session.keep(account, about, before)
+    if before.metadata[names.RECORDS] != records:
+        raise PrivacyError("the records have changed since their noise was drawn; nothing was sent")
+    return replace(
+        pending,
+        request=replace(request, slot=slot),
+        account=session.account,
+        events=from_json(before.metadata[names.EVENTS]),
+        released=np.frombuffer(before.data, np.float32),
+    )
 
 
 def finish(pending: Pending, outcome: Fit | Exception) -> Message:
@@ -336,11 +373,12 @@ def finish(pending: Pending, outcome: Fit | Exception) -> Message:
             client=data.client,
             noise=pending.noise,
         )
-    # Of the change, all stays here, uploaded or not.
-    weights = pending.fit_request.weights
-    own = (
-        np.clip(weights + fit.change, -MAX_ABS_VALUE, MAX_ABS_VALUE) if pending.exchange.keeps_local else None
-    )
+    # Of the change, all stays here, uploaded or not. What is no number counts as no change, as it does in the
+    # upload: the next round must not fail by what stands in a record.
+    own = None
+    if pending.exchange.keeps_local:
+        change = np.nan_to_num(fit.change, nan=0.0)
+        own = np.clip(pending.fit_request.weights + change, -MAX_ABS_VALUE, MAX_ABS_VALUE)
     pending.memory.keep(fit.state, own)
     # A trainer without noise of its own computes its metrics from the records as they are.
     telling = place.site is None or place.site.share.metrics

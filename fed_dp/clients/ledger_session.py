@@ -87,6 +87,15 @@ class LedgerSession(Protocol):
         """The number and seal of the account's last entry."""
         ...
 
+    @property
+    def account(self) -> Account:
+        """The account as it stands."""
+        ...
+
+    def slots(self) -> set[str]:
+        """Return the slots in which a real site keeps something of this experiment."""
+        ...
+
     def kept(self, request: TrainRequest) -> TrainResponse | None:
         """Return what was sent in response to the same request before; then it costs nothing to repeat."""
         ...
@@ -129,6 +138,15 @@ class SiteLedgerSession:
     def head(self) -> str:
         """The number and seal of the ledger's last entry."""
         return self.ledger.read()[0].ledger_head
+
+    @property
+    def account(self) -> Account:
+        """Read it from the ledger."""
+        return self.ledger.read()[0]
+
+    def slots(self) -> set[str]:
+        """Return those of the outbox."""
+        return self.ledger.slots(experiment=self.experiment)
 
     def kept(self, request: TrainRequest) -> TrainResponse | None:
         """Look into the outbox."""
@@ -182,6 +200,10 @@ class VirtualLedgerSession:
     def head(self) -> str:
         """The number and seal of the account's last entry."""
         return self.account.ledger_head
+
+    def slots(self) -> set[str]:
+        """None: a virtual client is asked once."""
+        return set()
 
     def kept(self, request: TrainRequest) -> TrainResponse | None:
         """Return what lasts; of the rest nothing, for the same seed gives the same bytes."""

@@ -27,8 +27,8 @@ CLAIMED = Guarantee(
     "replace one",
     "pCDBN (Phan et al. 2017) adds noise once to the coefficients of an energy whose normaliser Z "
     "changes with every step and with the records; of its monomials those of degree 1 get noise, since the "
-    "others are too many; one noisy copy for all groups, budget shared by layers and head, sensitivity "
-    "over the domain",
+    "others are too many; dropout doubles hidden units beyond what the head's sensitivity allows; one "
+    "noisy copy for all groups, budget shared by layers and head, sensitivity over the domain",
 )
 
 

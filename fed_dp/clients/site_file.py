@@ -33,6 +33,7 @@ class OwnData(Section):
     """Where the site's records are: a folder as an experiment's data.path, of this site's records alone."""
 
     path: str
+    friends: str | None = None  # a file in it that says who is friends with whom; no ε protects that
 
 
 class OwnBudget(Section):
@@ -101,7 +102,9 @@ class SiteFile(Section):
             )
         home = path.parent
         found = {key: str(home / getattr(site, key)) for key in ("ledger", "authority", "key")}
-        data = None if site.data is None else OwnData(path=str(home / Path(site.data.path).expanduser()))
+        data = site.data
+        if data is not None:
+            data = data.model_copy(update={"path": str(home / Path(data.path).expanduser())})
         memory = None if site.memory is None else str(home / site.memory)
         noted = str(Path(found["key"]).with_name(WITNESS) if site.witness is None else home / site.witness)
         encoders = tuple(str(home / Path(each).expanduser()) for each in site.encoders)
@@ -180,6 +183,7 @@ class SiteFile(Section):
                 "operating system's entropy alone; allowed: 'secure'; nothing was sent"
             )
         self._permit_guarantee(experiment, guarantee)
+        self._permit_files(experiment)
         declared = experiment.data.expected_records
         if declared is not None and self.share.records:
             raise SiteRefused(
@@ -203,6 +207,16 @@ class SiteFile(Section):
             raise SiteRefused(
                 f"strategy.bound = {bound:g} (γ): this site's values stay within {allow.bound:g} "
                 "(allow.bound); nothing was sent"
+            )
+
+    def _permit_files(self, experiment: Experiment) -> None:
+        """Refuse a file of friends that this site does not name: a server could ask which files there are."""
+        asked = experiment.data.friends_file
+        named = None if self.data is None else self.data.friends
+        if asked is not None and asked != named:
+            raise SiteRefused(
+                f"data.friends = {asked!r}: this site opens a file of friends only where its own file "
+                "names it (data.friends); nothing was sent"
             )
 
     def _permit_guarantee(self, experiment: Experiment, guarantee: Guarantee | None) -> None:

@@ -80,18 +80,18 @@ class ClientBatchTrainer(Protocol):
 
 @runtime_checkable
 class NoisedOnceTrainer(Protocol):
-    """A trainer whose Laplace noise is drawn once, before its first fit, and is the same in every round.
+    """A trainer whose noise is drawn once, before its first fit, and is the same in every round.
 
     In a simulation it follows from the seed. At a real site it comes from the operating system, and the site
     keeps it where it keeps what it sent: drawn anew in every round, it would average out.
     """
 
-    def draws(self, data: ClientData) -> int:
-        """Return how many numbers of noise all rounds together use."""
+    def draw(self, weights: Vector, data: ClientData, noise: Noise) -> Vector:
+        """Return the noise of all rounds, and what it is scaled by where that depends on records."""
         ...
 
     def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
-        """Fit as `fit` does, with these draws of Lap(1) in place of seeded ones."""
+        """Fit as `fit` does, with what was drawn in place of seeded noise."""
         ...
 
 

@@ -163,6 +163,11 @@ class Data(Section):
         return None
 
     @property
+    def friends_file(self) -> str | None:
+        """The file, beside the records, that says who is friends with whom."""
+        return None
+
+    @property
     def key(self) -> str:
         """What decides the records that are read, and not who has them."""
         return self.model_dump_json(exclude={"partition", "public_records", "public_data", "folds", "fold"})

@@ -210,6 +210,7 @@ heartbeat = 10                 # seconds; twice that without one, and the server
 
 [data]
 path = "data"                  # the folder of this site's records: train.csv (or .npz, …), test.csv
+# friends = "friends.csv"      # a file in it that says who is friends with whom; no ε protects that
 
 [budget]                       # what the ledger was made with; another budget is another ledger
 epsilon = {budget.epsilon!r}

@@ -92,6 +92,11 @@ class AutoEncoder(nn.Module):
         self.head, self.offset = nn.Parameter(torch.zeros(hidden, outputs(classes))), offset(classes)
         self.intercept = nn.Parameter(torch.full((outputs(classes),), self.offset)) if intercept else None
 
+    @torch.no_grad()
+    def public_bounds(self) -> None:
+        """Set γ and φ to the sigmoid's own bounds."""
+        self.bounds[0::2], self.bounds[1::2] = 0.0, 1.0
+
     def given(self, x: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return what the first layer reconstructs, and what else is added to its hidden units."""
         inputs = to_unit_interval(x).flatten(1)

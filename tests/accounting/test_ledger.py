@@ -466,6 +466,16 @@ def test_a_release_without_noise_is_entered_and_leaves_no_bound(ledger: Ledger) 
     assert Account.from_json(account.to_json()) == account
 
 
+def test_a_new_ledger_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """Its outbox may hold the noise of what was sent."""
+    before = os.umask(0o022)
+    try:
+        path = Ledger.create(tmp_path / "own.ledger", site="a", budget=Budget(1.0)).path
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
 def test_scores_are_entered_and_are_not_about_training_records(ledger: Ledger) -> None:
     account = ledger.charge(Event(Unprotected("scores"), "none", 2, 0, "none"))
     assert (account.scores, account.spent) == (1, 0.0)

@@ -13,6 +13,7 @@ import pytest
 import fed_dp
 from fed_dp.clients import workplace
 from fed_dp.clients.site_file import SiteFile
+from fed_dp.errors import SiteRefused
 from fed_dp.experiment import build, to_run_config
 from fed_dp.experiment.federation import load
 
@@ -116,13 +117,17 @@ def test_a_deployed_sites_workplace_has_a_record_for_each_line(home: Path, tmp_p
     form = {**FORMS["dPAH, proved"], "privacy": privacy}
     tables = {key: {"name": part} if isinstance(part, str) else part for key, part in form.items()}
     content = {**tables, "rounds": 1, "clients": {"count": 2}, "data": section(Path("/at-each-site"))}
-    (tmp_path / "site.toml").write_text(
-        'name = "a"\nclient = 1\nledger = "ledger.sqlite"\n'
-        f'[data]\npath = "{home}"\n[share]\nrecords = true\n'
-    )
-    site = SiteFile.read(tmp_path / "site.toml")
-    workplace.read_workplace.cache_clear()
-    place = workplace.read_workplace(tuple(sorted(to_run_config(build(content)).items())), site)
+    config = tuple(sorted(to_run_config(build(content)).items()))
+
+    def of_site(data: str) -> workplace.Workplace:
+        text = f'name = "a"\nclient = 1\nledger = "ledger.sqlite"\n[data]\npath = "{home}"\n{data}'
+        (tmp_path / "site.toml").write_text(text)
+        workplace.read_workplace.cache_clear()
+        return workplace.read_workplace(config, SiteFile.read(tmp_path / "site.toml"))
+
+    with pytest.raises(SiteRefused, match=r"data.friends = 'friends.csv': this site opens .* only where"):
+        of_site("")  # a server cannot ask which files there are
+    place = of_site('friends = "friends.csv"\n')
     workplace.read_workplace.cache_clear()
     assert place.stated_records(1) == PERSONS * DAYS  # whatever stands in them
     x, y = place.federation.client(1)

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import pytest
 
-from fed_dp.accounting import Event, Ledger, SparseVector
+from fed_dp.accounting import Budget, Event, Ledger, SparseVector, Unprotected
 from tests.clock import HANG
 from tests.conftest import Cli, some
 
@@ -153,6 +153,10 @@ def test_a_ledger_is_made_shown_and_verified(cli: Cli, tmp_path: Path) -> None:
     assert "round 3, sparse_vector (epsilon 0.5, count 100), proved per participant, noise: secure" in shown
     assert "ward 7: good; 1 charges, spent ε = 0.5 of 2" in cli("ledger", "verify", "w.ledger").stdout
     assert f"ledger head: {head}" in shown
+    bare = Ledger.create(tmp_path / "bare.ledger", site="b", budget=Budget(2.0))
+    bare.charge(Event(SparseVector(0.5, 100), "sparse_vector", 1, 0, "secure"))
+    bare.charge(Event(Unprotected("upload"), "none", 2, 0, "none"))
+    assert re.search(r"0.5\) +│ 2 +│ 0 +│ none", cli("ledger", "show", "bare.ledger").stdout)
     assert cli("ledger", "verify", "w.ledger", "--head", head).returncode == 0
     assert "has no ledgers" in error_line(cli("ledger", "show", "."))
     line = error_line(cli("ledger", "verify", "w.ledger", "--head", "2:" + "0" * 64))

@@ -17,7 +17,7 @@ from fed_dp import seeds
 from fed_dp.clients.adlm import LaplaceMechanism
 from fed_dp.clients.adlm.perturbed import Records, Shares, as_printed, as_released, plain
 from fed_dp.clients.trainer import ClientData, Fit, State
-from fed_dp.mechanisms import KeptNoise, LaplaceNoise, SimulationNoise
+from fed_dp.mechanisms import KeptNoise, LaplaceNoise, Noise, SimulationNoise
 from fed_dp.mechanisms.functional import relevance_sensitivity
 from fed_dp.models import FlatNetwork, Vector
 from fed_dp.models.adlm import AdlmCnn
@@ -51,15 +51,19 @@ class AdlmTrainer:
             None if epsilon is None else (one * epsilon, (1 - one - three) * epsilon, three * epsilon)
         )
 
-    def draws(self, data: ClientData) -> int:
-        """Return how many numbers of noise relevances, inputs, the bias and labels get, as printed."""
-        inputs, outputs = int(data.x[0].size), self._network.head.out_features
-        return self._relevance_draws(data) + len(data.y) * (inputs + 2 * outputs) + 1
+    def draw(self, weights: Vector, data: ClientData, noise: Noise) -> Vector:
+        """Return β, where noise follows relevance, and Lap(1) for inputs, the bias and labels, as printed."""
+        inputs, outputs = to_unit_interval(torch.from_numpy(data.x)), self._network.head.out_features
+        beta = self._with_relevance(weights, data, inputs, {}, noise).get(RELEVANCE, [])
+        count = len(data.y) * (inputs[0].numel() + 2 * outputs) + 1
+        return np.concatenate([beta, noise.laplace(np.zeros(count), scale=1.0)]).astype(np.float32)
 
     def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
-        """Fit with noise that was drawn before."""
-        of_relevance, rest = np.split(drawn, [self._relevance_draws(data)])
-        return self._fit(weights, data, state, of_relevance=KeptNoise(of_relevance), once=KeptNoise(rest))
+        """Fit with what was drawn before."""
+        beta, rest = np.split(drawn, [int(data.x[0].size) if self._config.relevance_share else 0])
+        kept = {RELEVANCE: beta.tolist()} if beta.size else {}
+        once = KeptNoise(rest)
+        return self._fit(weights, data, kept, of_relevance=once, once=once)
 
     def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
         """Train for the local epochs on inputs and labels that noise is added to."""
@@ -107,9 +111,6 @@ class AdlmTrainer:
         records = self._records(data, inputs, kept, noise["once"])
         return np.asarray(records.batch(torch.arange(len(data.y))).flatten(1).numpy())
 
-    def _relevance_draws(self, data: ClientData) -> int:
-        return int(data.x[0].size) if self._config.relevance_share else 0
-
     def _seeded(self, data: ClientData) -> dict[str, LaplaceNoise]:
         """Return a simulation's noise: of the seed and the client, the same in every round."""
         names = {"of_relevance": "relevance noise", "once": "coefficient noise"}
@@ -124,7 +125,8 @@ class AdlmTrainer:
             return records
         _, of_inputs, of_labels = self._budgets
         beta = np.asarray(kept.get(RELEVANCE, np.ones(inputs[0].numel())))
-        shares, batch = Shares(of_inputs, of_labels, beta), self._config.batch_size
+        shares = Shares(of_inputs, of_labels, beta)
+        batch = min(self._config.batch_size, len(data.y))  # |L|, which no batch is larger than
         if not self._released:
             return as_printed(records, self._network, shares, batch=batch, noise=once)
         each = seeds.generator(data.seed, "noise of steps", data.client, data.server_round)

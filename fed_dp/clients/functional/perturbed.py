@@ -19,7 +19,7 @@ from fed_dp import seeds
 from fed_dp.clients.functional import Functional
 from fed_dp.clients.trainer import ClientData, Fit, State
 from fed_dp.data.dataset import Floats, Integers
-from fed_dp.mechanisms import KeptNoise, LaplaceNoise, SimulationNoise
+from fed_dp.mechanisms import KeptNoise, LaplaceNoise, Noise, SimulationNoise
 from fed_dp.mechanisms.functional import (
     auto_encoder_sensitivity,
     coefficient_noise,
@@ -64,9 +64,9 @@ class PerturbedTrainer:
         depth = len(net.network.tied) if isinstance(net.network, AutoEncoder) else len(net.network.layers)
         self._depth, self._share = depth, None if epsilon is None else epsilon / (depth + 1)
 
-    def draws(self, data: ClientData) -> int:
-        """Return how many numbers of noise the coefficients of all layers and of the head get."""
-        return sum(self._sizes())
+    def draw(self, weights: Vector, data: ClientData, noise: Noise) -> Vector:
+        """Return Lap(1) for the coefficients of all layers and of the head."""
+        return noise.laplace(np.zeros(sum(self._sizes())), scale=1.0).astype(np.float32)
 
     def fit_with(self, drawn: Vector, weights: Vector, data: ClientData, state: State) -> Fit:
         """Fit with noise that was drawn before."""
@@ -85,6 +85,8 @@ class PerturbedTrainer:
     def _fit(self, weights: Vector, data: ClientData, noise_of: Callable[[int], LaplaceNoise]) -> Fit:
         net, network = self._net, self._network
         net.load(weights)
+        if isinstance(network, AutoEncoder) and not self._as_printed:
+            network.public_bounds()  # whatever the server says: noise is for these
         network.train()
         self._records, self._noise_of = len(data.y), noise_of
         place = (data.server_round, data.client)

@@ -216,6 +216,7 @@ class Svm(TrainerOptions):
             kind=self.noise_kind(experiment),
             step=step_of(experiment),
             as_printed=self.variant(experiment) == "paper_as_printed",
+            fixed_steps=experiment.private,
         )
 
     @classmethod

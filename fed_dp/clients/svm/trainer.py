@@ -50,7 +50,8 @@ class SvmTrainer:
     the way to the site's own w: averaged, the model becomes the mean of the sites' by their counts.
     Where there is noise, the loss is the smoothed hinge, which is solved to an accuracy that is known before
     any record is looked at; without noise, the hinge itself. `as_printed`: C is not divided by n, as in
-    Eq. 3; then the noise does not suffice.
+    Eq. 3; then the noise does not suffice. `fixed_steps`: the smoothed hinge also without noise, where a
+    selection of the change is what is private: how long liblinear takes depends on the records.
     """
 
     def __init__(
@@ -62,12 +63,14 @@ class SvmTrainer:
         kind: SvmNoise,
         step: float,
         as_printed: bool = False,
+        fixed_steps: bool = False,
     ) -> None:
         assert isinstance(net.network, KernelMachine)  # by schema
         check_independent(net.network, net.shape, name=net.name, seen=features)
         self._cost, self._net, self._network = cost, net, net.network
         self._noise_value = None if release is None else noise_spec(release).value
         self._kind, self._step, self._as_printed = kind, step, as_printed
+        self._fixed_steps = fixed_steps
         self.is_private = release is not None
         self._head = net.network.segment(net.network.stages)
 
@@ -90,7 +93,7 @@ class SvmTrainer:
                 data = replace(data, x=data.x[:expected], y=data.y[:expected])
         exactly = noise is not None and noise.name == "secure"
         z, signs = self._problems(weights, data, exactly=exactly)
-        if private and not self._as_printed:
+        if (private or self._fixed_steps) and not self._as_printed:
             own = within(solve(z, signs, cost=cost, expected=expected), cost)
         else:
             each = cost if self._as_printed else cost / expected

@@ -131,6 +131,11 @@ class OwnFolder(Data):
         return len(self.persons) if isinstance(self.persons, tuple) else self.persons
 
     @property
+    def friends_file(self) -> str | None:
+        """As stated."""
+        return self.friends
+
+    @property
     def person_columns(self) -> PersonColumns | None:
         """What is stated about persons over time."""
         if not self.has_behaviour:
