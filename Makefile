@@ -23,7 +23,7 @@ test-all: $(VENV)/installed-dev ## all cases of all tests but those marked slow;
 
 coverage: $(VENV)/installed-dev ## what share of the lines the tests run; fails below the limits
 	@rm -f .coverage .coverage.*
-	@$(BIN)/python -m pytest -n 2 --cov --cov-report=
+	@$(BIN)/python -m pytest -n 3 --cov --cov-report=
 	@$(BIN)/coverage report --skip-covered --fail-under=90
 	@for part in mechanisms accounting sharing; do \
 	  $(BIN)/coverage report --include="fed_dp/$$part/*" --fail-under=95 | tail -1 | sed "s/^TOTAL/$$part/" || exit 1; done
