@@ -55,7 +55,7 @@ def chart(path: Path) -> Chart:
     return Chart(
         f"paper-{path.stem}",
         path.stem,
-        "ε (the papers' own axis for their own forms)" if budgets else "round",
+        "ε (for the papers' own forms, their own axis)" if budgets else "round",
         f"test {metric}",
         by_epsilon(runs, metric) if budgets else by_round(runs, metric),
         log_x=budgets,
