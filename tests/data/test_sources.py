@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fed_dp import plugins
 from fed_dp.data import DataSet, read
+from fed_dp.data.sets.cifar10 import Cifar10
+from fed_dp.data.sets.fashion import DEBIAN, FashionMnist
 
 SHAPES = {  # training records, test records, shape, classes, natural clients
     "digits": (1438, 359, (1, 8, 8), 10, None),
     "mnist": (60_000, 10_000, (1, 28, 28), 10, None),
     "mnist-32": (60_000, 10_000, (1, 32, 32), 10, None),
     "mnist-writers": (60_000, 10_000, (1, 28, 28), 10, 539),
+    "fashion-mnist": (60_000, 10_000, (1, 28, 28), 10, None),
     "svhn": (10_000, 2_000, (3, 32, 32), 10, None),
-    "cifar10": (10_000, 10_000, (3, 32, 32), 10, None),
+    "cifar10": (50_000, 10_000, (3, 32, 32), 10, None),
     "adult": (32_561, 16_281, (111,), 2, None),
     "heart": (738, 182, (31,), 2, 4),
     "lifesnaps": (3852, 854, (31,), 2, 70),
@@ -29,8 +33,8 @@ def test_a_data_set_is_read_whole(name: str, needs: Callable[[str], None]) -> No
     needs(name)
     found = read(name)
     owners = None if found.train.owner is None else len(np.unique(found.train.owner))
-    if any("a subset" in note for note in found.notes) or name not in ("svhn", "cifar10"):
-        counted = (len(found.train), len(found.test), found.shape, found.classes, owners)
+    counted = (len(found.train), len(found.test), found.shape, found.classes, owners)
+    if any("a subset" in note for note in found.notes) == (name == "svhn"):  # which of two is at hand
         assert counted == SHAPES[name]
     assert set(np.unique(found.test.y)) == set(range(found.classes))
     x = found.inputs(found.train, np.arange(0, len(found.train), 7))
@@ -38,7 +42,7 @@ def test_a_data_set_is_read_whole(name: str, needs: Callable[[str], None]) -> No
     assert np.isfinite(x).all()
 
 
-@pytest.mark.parametrize("name", ["mnist", "mnist-32", "svhn", "cifar10"])
+@pytest.mark.parametrize("name", ["mnist", "mnist-32", "fashion-mnist", "svhn", "cifar10"])
 def test_published_constants_standardise_the_images(name: str, needs: Callable[[str], None]) -> None:
     needs(name)
     found = read(name)
@@ -46,6 +50,31 @@ def test_published_constants_standardise_the_images(name: str, needs: Callable[[
     means, deviations = x.mean((0, 2, 3)), x.std((0, 2, 3))
     assert np.abs(means).max() < 0.05
     assert np.abs(deviations - 1).max() < 0.05
+
+
+def test_the_first_batch_of_cifar10_alone_is_read_as_a_subset(
+    needs: Callable[[str], None], tmp_path: Path
+) -> None:
+    needs("cifar10")
+    whole = read("cifar10")
+    if len(whole.train) < 50_000:
+        pytest.skip("only the subset of CIFAR-10 is here")
+    for name in ("data_batch_1.bin.xz", "test_batch.bin.xz"):
+        if not (there := Cifar10.folder() / name).is_file():
+            pytest.skip("CIFAR-10 is here as one archive")
+        (tmp_path / name).symlink_to(there)
+    subset = read("cifar10", tmp_path)
+    assert subset.notes == ("a subset: 10,000 of 50,000 training images",)
+    assert np.array_equal(subset.train.x, whole.train.x[:10_000])
+    assert np.array_equal(subset.test.y, whole.test.y)
+
+
+def test_fashion_mnist_is_found_where_the_package_puts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FED_DP_DATA", "/nowhere")
+    expected = DEBIAN if DEBIAN.is_dir() else Path("/nowhere/fashion_mnist")
+    assert FashionMnist.folder() == expected
+    assert all(file.url for file in FashionMnist.files(Path("/nowhere/fashion_mnist")))
+    assert FashionMnist.folder("/elsewhere") == Path("/elsewhere")
 
 
 def test_svhn_in_yuv_is_the_same_digits_in_other_colours(needs: Callable[[str], None]) -> None:

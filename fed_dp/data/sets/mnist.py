@@ -64,7 +64,7 @@ class Mnist(Published):
 
     def read_files(self, folder: Path, files: tuple[File, ...]) -> DataSet:
         """Read the images as they are."""
-        train, test = _records(folder, *files[:2]), _records(folder, *files[2:4])
+        train, test = read_images(folder, *files[:2]), read_images(folder, *files[2:4])
         return DataSet("mnist", train, test, 10, *MNIST_28)
 
 
@@ -104,7 +104,8 @@ class MnistWriters(Mnist):
         return DataSet("mnist-writers", with_owners[0], with_owners[1], 10, *MNIST_28)
 
 
-def _records(folder: Path, images: File, labels: File) -> Records:
+def read_images(folder: Path, images: File, labels: File) -> Records:
+    """Read grey images and their labels from two idx files."""
     from fed_dp.data.formats import read_idx
 
     x, y = read_idx(verified(folder, images)), read_idx(verified(folder, labels))
