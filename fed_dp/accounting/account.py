@@ -17,6 +17,7 @@ from fed_dp.accounting.composition import MIN_DELTA, total
 from fed_dp.accounting.events import Charge, Event, Unprotected, event_of, plain, release_of
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
+Planned = tuple[tuple[Charge, int], ...]  # charges, and how often
 _ROUNDING = 1 + 1e-9  # n equal parts of a budget may add up to a bit more than it
 
 
@@ -106,15 +107,15 @@ class Account:
         """The last entry as the server records it: NUMBER:SEAL."""
         return f"{self.number}:{self.head}"
 
-    def charge(self, event: Event, *, when: str = "", ahead: int = 1) -> tuple[Account, Entry]:
+    def charge(self, event: Event, *, when: str = "", planned: Planned = ()) -> tuple[Account, Entry]:
         """Return the account with one more entry, and the entry.
 
-        Raises BudgetExceeded when the budget cannot pay. `ahead` says how many such releases are
-        planned in all: if the budget pays for all of them, fewer need not be added up again. What is
+        Raises BudgetExceeded when the budget cannot pay. `planned` says what all is planned to be charged,
+        and how often: if the budget pays for all of it, a part need not be added up again. What is
         released without noise is entered, too: no budget bounds it, so it is for the site's file to refuse.
         """
         if not isinstance(event.release, Unprotected):
-            self._check(event, ahead)
+            self._check(event, planned)
         entry = Entry.make(self.number + 1, self.head, event, when)
         return self._with(entry), entry
 
@@ -128,12 +129,10 @@ class Account:
             account = account._with(entry)
         return account
 
-    def _check(self, event: Event, ahead: int) -> None:
-        after = self._plus(event)
-        foreseen = (
-            len(after) == 1 and after[event.charge] <= ahead and _plan(self.budget, event.charge, ahead)
-        )
-        if not foreseen and not self.budget.pays(after):
+    def _check(self, event: Event, planned: Planned) -> None:
+        after, whole = self._plus(event), dict(planned)
+        foreseen = all(count <= whole.get(charge, 0) for charge, count in after.items())
+        if not (foreseen and _pays(self.budget, tuple(planned))) and not self.budget.pays(after):
             raise BudgetExceeded(
                 f"client {event.client}, round {event.round}: this round would bring ε to "
                 f"{total(after, delta=self.budget.delta):.3f}, over the budget of {self.budget.epsilon:g} "
@@ -169,8 +168,8 @@ class Account:
 
 
 @lru_cache(maxsize=256)
-def _plan(budget: Budget, charge: Charge, ahead: int) -> bool:
-    return budget.pays({charge: ahead})
+def _pays(budget: Budget, planned: Planned) -> bool:
+    return budget.pays(dict(planned))
 
 
 def _hash(content: dict[str, Any]) -> str:

@@ -193,23 +193,39 @@ def _distribution(release: Part, grid: float) -> Any:
 
 
 @lru_cache(maxsize=256)
-def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps: int) -> float:
+def noise_multiplier(
+    *, epsilon: float, delta: float, sample_rate: float, steps: int, beside: tuple[Gaussian, ...] = ()
+) -> float:
     """Return the smallest σ (to 0.001, from above) for which `steps` sampled steps cost at most ε.
 
-    Never less than LEAST_NOISE: a budget that would allow less is not spent in full.
+    Never less than MIN_NOISE_MULTIPLIER: a budget that would allow less is not spent in full. `beside` is
+    what else is released, and paid for by the same ε.
     """
-    if _epsilon(balance([SampledGaussian(MIN_NOISE_MULTIPLIER, sample_rate, steps)]), delta) <= epsilon:
+
+    def cost(sigma: float) -> float:
+        return _epsilon(balance([*beside, SampledGaussian(sigma, sample_rate, steps)]), delta)
+
+    if cost(MIN_NOISE_MULTIPLIER) <= epsilon:
         return MIN_NOISE_MULTIPLIER
     if sample_rate == 1:
-        return max(
-            gaussian_multiplier(epsilon=epsilon, delta=delta, releases=steps) * (1 + 1e-11),
-            MIN_NOISE_MULTIPLIER,
-        )
+        one = gaussian_multiplier(epsilon=epsilon, delta=delta, releases=steps)
+        left = 1 - sum((one / each.noise_multiplier) ** 2 for each in beside) / steps
+        if left <= 0:
+            raise PrivacyError(f"ε = {epsilon:g}, δ = {delta:g} leaves nothing for {steps} steps")
+        return max(one / math.sqrt(left) * (1 + 1e-11), MIN_NOISE_MULTIPLIER)
     try:
         sigma = dp_accounting.calibrate_dp_mechanism(
             lambda: PLDAccountant(Relation.ADD_OR_REMOVE_ONE, GRID),
-            lambda value: dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(value)), steps
+            lambda value: dp_accounting.ComposedDpEvent(
+                [
+                    *(dp_accounting.GaussianDpEvent(each.noise_multiplier) for each in beside),
+                    dp_accounting.SelfComposedDpEvent(
+                        dp_accounting.PoissonSampledDpEvent(
+                            sample_rate, dp_accounting.GaussianDpEvent(value)
+                        ),
+                        steps,
+                    ),
+                ]
             ),
             target_epsilon=epsilon,
             target_delta=delta - SLACK,
@@ -221,6 +237,8 @@ def noise_multiplier(*, epsilon: float, delta: float, sample_rate: float, steps:
             f"no noise multiplier fits ε = {epsilon:g}, δ = {delta:g} over {steps} steps at "
             f"sample rate {sample_rate:g}: {error}"
         ) from None
+    while cost(float(sigma)) > epsilon:  # composed in another order, it may round otherwise
+        sigma *= 1 + 1e-5
     return float(sigma)
 
 

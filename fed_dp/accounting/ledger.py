@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from fed_dp.accounting.account import Account, Budget, Entry
+from fed_dp.accounting.account import Account, Budget, Entry, Planned
 from fed_dp.accounting.events import Event
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
@@ -69,7 +69,7 @@ class Ledger:
 
     # ------------------------------------------------------------------------------ charging
 
-    def charge(self, event: Event, *, known: str | None = None, ahead: int = 1) -> Account:
+    def charge(self, event: Event, *, known: str | None = None, planned: Planned = ()) -> Account:
         """Charge a release. When this returns, it is on disk and counts, whatever happens next.
 
         `known` is the ledger head that the server has recorded; a ledger that does not contain it has been
@@ -77,7 +77,7 @@ class Ledger:
         """
         with self._open() as db, _transaction(db):
             account, _ = self._read(db, known)
-            after, entry = account.charge(event, when=_now(), ahead=ahead)
+            after, entry = account.charge(event, when=_now(), planned=planned)
             db.execute("INSERT INTO entry VALUES (?, ?, ?)", (account.site, entry.number, entry.to_json()))
             db.execute(
                 "UPDATE site SET number = ?, seal = ? WHERE name = ?", (after.number, after.head, after.site)

@@ -13,6 +13,7 @@ lose about one record: a lower bound, which no accountant of the trainer has a p
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from fed_dp.models import FlatNetwork, Vector, use_one_thread
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
 RATE, ROUNDS, CLIP = 0.1, 5, 1.0
-INPUTS, CLASSES = 16, 10
+SHAPE, INPUTS, CLASSES = (1, 4, 4), 16, 10
 SILENT = 1e-3  # of a noise multiplier that hides nothing
 COPIES = 100  # equal records, whose samples are counted
 SHORT = 0.5  # of C: a sum that is shorter holds no record
@@ -56,19 +57,29 @@ class Measured:
         return sampled_gaussian_loss(self.scale / self.clip, self.rate, steps, delta)
 
 
-def sampled_gaussian_loss(sigma: float, rate: float, steps: int, delta: float) -> float:
+def sampled_gaussian_loss(
+    sigma: float, rate: float, steps: int, delta: float, *, beside: Sequence[float] = ()
+) -> float:
     """Return ε at δ of the sampled Gaussian's own pair of worlds: a gradient of length C, or none.
 
     By dp-accounting's privacy loss distribution, rounded to the side that claims less: a lower bound.
+    `beside` are the noise multipliers of Gaussian releases of the same record, which differ by all they can.
     """
-    shown = pld.from_gaussian_mechanism(
-        sigma,
-        value_discretization_interval=1e-4 * max(1.0, 1 / sigma**2),  # losses are of the order of 1/σ²
-        sampling_prob=rate,
-        pessimistic_estimate=False,
-        use_connect_dots=False,
-    )
-    return float(shown.self_compose(steps).get_epsilon_for_delta(delta))
+    grid = 1e-4 * max(1.0, 1 / sigma**2)  # losses are of the order of 1/σ²
+
+    def shown(multiplier: float, chance: float) -> Any:
+        return pld.from_gaussian_mechanism(
+            multiplier,
+            value_discretization_interval=grid,
+            sampling_prob=chance,
+            pessimistic_estimate=False,
+            use_connect_dots=False,
+        )
+
+    whole = shown(sigma, rate).self_compose(steps)
+    for multiplier in beside:
+        whole = whole.compose(shown(multiplier, 1.0))
+    return float(whole.get_epsilon_for_delta(delta))
 
 
 def audit_path(
@@ -122,7 +133,7 @@ class _Bench:
             self._trainer(replace(self._release, noise_multiplier=sigma))
             for sigma in (SILENT, self._release.noise_multiplier * factor)
         )
-        record = np.full((1, INPUTS), 10.0, np.float32)
+        record = np.full((1, *SHAPE), 10.0, np.float32)
         alone, many = (
             self._sums(silent, record, runs),
             self._sums(silent, record.repeat(COPIES, 0), runs // 4),
@@ -137,7 +148,7 @@ class _Bench:
 
     def _scale(self, trainer: PsgdTrainer, runs: int) -> float:
         """Return an upper bound on the noise of one step, from the parameters that have no gradient."""
-        nothing = np.zeros((1, INPUTS), np.float32)
+        nothing = np.zeros((1, *SHAPE), np.float32)
         noise = self._sums(trainer, nothing, runs)[:, : INPUTS * CLASSES]
         squares = float((noise**2).sum()) / chi2.ppf(DOUBT / 2, noise.size)
         return math.sqrt(squares / self.config.steps_per_round)
@@ -151,13 +162,13 @@ class _Bench:
             site = ClientData(x, y, 0, 1, seeds.integer(1, "audit of psgd", run), expected_records=1)
             change = trainer.fit(weights, site, {}).change.astype(np.float64)
             assert np.abs(change).max() < MAX_ABS_VALUE
-            found.append(-change * self.config.sample_rate / self.config.learning_rate)
+            found.append(-change * self.config.sample_rate / SMALL_STEP)
         return np.stack(found).astype(np.float64)
 
     def _trainer(self, release: SampledGaussian) -> PsgdTrainer:
         return PsgdTrainer(
             self.config,
-            FlatNetwork(self.experiment.network((INPUTS,), CLASSES)),
+            FlatNetwork(self.experiment.network(SHAPE, CLASSES)),
             release=release,
             noise_source=self.experiment.privacy.noise_source,
             clients_at_once=self.experiment.clients.at_once,

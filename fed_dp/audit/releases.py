@@ -6,6 +6,7 @@ know, not the experiment's. So the bound is about the mechanism and the amount o
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,7 +25,7 @@ from fed_dp.data.dataset import DataSet
 from fed_dp.errors import PrivacyError
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.plan import guarantee_of, noise_spec
-from fed_dp.mechanisms import Noise, Released, figure_12, sparse_vector
+from fed_dp.mechanisms import Noise, Released, figure_12, gaussian_epsilon, sparse_vector
 from fed_dp.mechanisms.support_vector import perturbed
 from fed_dp.models import Solver
 from fed_dp.sharing.private_selection import RandomMask
@@ -33,6 +34,8 @@ from fed_dp.strategies.dssgd import Dssgd
 EXACT = (
     "psgd",
     "psgd_add_remove",
+    "psgd_learnt",
+    "psgd_learnt_add_remove",
     "statistics",
     "statistics_add_remove",
     "random_mask",
@@ -112,10 +115,8 @@ def _bound(
     experiment: Experiment, releases: Sequence[Release], name: str, delta: float, size: int, classes: int
 ) -> tuple[float, float, str]:
     first = releases[0]
-    if isinstance(first, SampledGaussian):
-        steps = sum(each.steps for each in releases if isinstance(each, SampledGaussian))
-        bound = sampled_gaussian_loss(first.noise_multiplier, first.sample_rate, steps, delta)
-        return bound, delta, f"all {steps} noisy sums, a gradient of length C in each"
+    if name.startswith("psgd"):
+        return _sampled(releases, delta)
     if isinstance(first, SparseVector):
         bound = sum(
             count * sum(_sparse_vector(experiment, each, name, size))
@@ -140,6 +141,19 @@ def _bound(
         told = "a change of full length and its opposite, in every round"
         return loss(worlds, delta=delta), delta, told
     raise PrivacyError(f"no exact loss of {name!r} is known")
+
+
+def _sampled(releases: Sequence[Release], delta: float) -> tuple[float, float, str]:
+    sums = [each for each in releases if isinstance(each, SampledGaussian)]
+    moments = [each.noise_multiplier for each in releases if isinstance(each, Gaussian)]
+    also = f"moments of full length in {len(moments)} release{'s' if len(moments) > 1 else ''}"
+    if not sums:
+        multiplier = 1 / math.sqrt(sum(1 / each**2 for each in moments))
+        return gaussian_epsilon(multiplier=multiplier, delta=delta), delta, also
+    steps = sum(each.steps for each in sums)
+    bound = sampled_gaussian_loss(sums[0].noise_multiplier, sums[0].sample_rate, steps, delta, beside=moments)
+    told = f"all {steps} noisy sums, a gradient of length C in each"
+    return bound, delta, f"{told}; {also}" if moments else told
 
 
 def _sparse_vector(experiment: Experiment, each: SparseVector, name: str, size: int) -> tuple[float, float]:

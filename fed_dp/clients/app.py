@@ -141,7 +141,7 @@ def _scores(
     data = place.federation.dataset
     weights = UpdateExchange(place.size).download(request.scored_weights, no_weights)
     event = Event(Unprotected("scores"), "none", place.experiment.rounds, site.client, "none")
-    account = session.charge(event, request, ahead=1)
+    account = session.charge(event, request)
     evaluator = Evaluator(place.network, data.inputs(data.test), data.test.y)
     rounded = {key: round(value, SCORE_DIGITS) for key, value in evaluator.scores(weights).items()}
     response = TrainResponse(b"", {**rounded, names.RECORDS: len(data.test)}, {})
@@ -270,7 +270,7 @@ def prepare(message: Message, context: Context) -> Pending | Message:
         return _reply(before, message)
     if plan is not None and plan.noise_source == "secure" and isinstance(place.trainer, NoisedOnceTrainer):
         return _noised_once(pending, session, plan, place.trainer)
-    if plan is not None and plan.stages:
+    if plan is not None and plan.stage(request.server_round):
         return _released(pending, session, plan)
     return _charged(pending, session)
 
@@ -280,12 +280,14 @@ def _charged(pending: Pending, session: LedgerSession) -> Pending:
     plan, request, data = pending.plan, pending.request, pending.fit_request.data
     if plan is None:  # a deployed site that allows it: its ledger says so
         event = Event(Unprotected("upload"), "none", request.server_round, data.client, "none")
-        return replace(pending, account=session.charge(event, request, ahead=1))
+        return replace(pending, account=session.charge(event, request))
     event = plan.event(server_round=request.server_round, client=data.client)
-    account = session.charge(event, request, ahead=pending.place.experiment.rounds)
+    stages = _released_before(pending, session, last=len(plan.stages))
+    account = session.charge(event, request, planned=pending.place.planned(data.client))
     # A trainer with noise of its own draws it itself; else it is added to what is selected.
     noise = None if pending.place.trainer.is_private else _noise(plan, data)
-    return replace(pending, account=account, events=[event], noise=noise)
+    told = [event for response in stages for event in from_json(response.metadata[names.EVENTS])]
+    return replace(pending, account=account, events=[*told, event], noise=noise)
 
 
 def _released(pending: Pending, session: LedgerSession, plan: ReleasePlan) -> Pending:
@@ -295,22 +297,32 @@ def _released(pending: Pending, session: LedgerSession, plan: ReleasePlan) -> Pe
     later ones. The response tells the events of all stages, for a reply of an earlier round may be lost.
     """
     trainer, request, data = pending.place.trainer, pending.request, pending.fit_request.data
-    weights, last = pending.fit_request.weights, plan.stage(request.server_round)
-    held, events = b"", list[Event]()
-    for stage in range(1, last + 1):
-        frozen = trainer.frozen(weights, stage).tobytes() if isinstance(trainer, StagedTrainer) else b""
-        about = request.about(stage, frozen)
-        before = session.kept(about)
-        if before is None and stage == last:
-            event = plan.event(server_round=request.server_round, client=data.client)
-            account = session.charge(event, request, ahead=1)
-            with kind_only() if pending.place.site is not None else nullcontext():
-                released = _release(trainer, pending.fit_request, stage, plan)
-            before = TrainResponse(released, {}, {names.EVENTS: to_json([event])})
-            session.keep(account, about, before)
-        if before is not None:
-            held, events = before.data, [*events, *from_json(before.metadata[names.EVENTS])]
-    return replace(pending, events=events, released=np.frombuffer(held, np.float32))
+    stage = plan.stage(request.server_round)
+    told = _released_before(pending, session, last=stage - 1)
+    about = _about(pending, stage)
+    response = session.kept(about)
+    if response is None:
+        event = plan.event(server_round=request.server_round, client=data.client)
+        account = session.charge(event, request)
+        with kind_only() if pending.place.site is not None else nullcontext():
+            released = _release(trainer, pending.fit_request, stage, plan)
+        response = TrainResponse(released, {}, {names.EVENTS: to_json([event])})
+        session.keep(account, about, response)
+    events = [event for each in [*told, response] for event in from_json(each.metadata[names.EVENTS])]
+    return replace(pending, events=events, released=np.frombuffer(response.data, np.float32))
+
+
+def _released_before(pending: Pending, session: LedgerSession, *, last: int) -> list[TrainResponse]:
+    """Return what stages up to `last` released under this encoder, where this client took part in them."""
+    kept = [session.kept(_about(pending, stage)) for stage in range(1, last + 1)]
+    return [response for response in kept if response is not None]
+
+
+def _about(pending: Pending, stage: int) -> TrainRequest:
+    """Return the request for a stage's statistic that this message comes down to."""
+    trainer, weights = pending.place.trainer, pending.fit_request.weights
+    frozen = trainer.frozen(weights, stage).tobytes() if isinstance(trainer, StagedTrainer) else b""
+    return pending.request.about(stage, frozen)
 
 
 def _release(trainer: Trainer, request: FitRequest, stage: int, plan: ReleasePlan) -> bytes:
@@ -340,7 +352,7 @@ def _noised_once(
     before = session.kept(about)
     if before is None:
         event = plan.event(server_round=request.server_round, client=data.client)
-        account = session.charge(event, request, ahead=1)
+        account = session.charge(event, request)
         with kind_only() if pending.place.site is not None else nullcontext():
             drawn = trainer.draw(pending.fit_request.weights, data, _noise(plan, data))
         metadata = {names.EVENTS: to_json([event]), names.RECORDS: records}

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from flwr.app import ConfigRecord, Context
 
 from fed_dp.accounting import Account, Budget, Event, Ledger
+from fed_dp.accounting.account import Planned
 from fed_dp.errors import LedgerFault
 from fed_dp.sharing.message import LEDGER
 
@@ -100,7 +101,7 @@ class LedgerSession(Protocol):
         """Return what was sent in response to the same request before; then it costs nothing to repeat."""
         ...
 
-    def charge(self, event: Event, request: TrainRequest, *, ahead: int) -> Account:
+    def charge(self, event: Event, request: TrainRequest, *, planned: Planned = ()) -> Account:
         """Charge a release. Only when this has returned may its noise be drawn."""
         ...
 
@@ -153,9 +154,9 @@ class SiteLedgerSession:
         body = self.ledger.kept(experiment=self.experiment, request=request.identity, known=request.known)
         return None if body is None else TrainResponse.unpack(body)
 
-    def charge(self, event: Event, request: TrainRequest, *, ahead: int) -> Account:
+    def charge(self, event: Event, request: TrainRequest, *, planned: Planned = ()) -> Account:
         """Charge on disk."""
-        return self.ledger.charge(event, known=request.known, ahead=ahead)
+        return self.ledger.charge(event, known=request.known, planned=planned)
 
     def keep(self, account: Account, request: TrainRequest, response: TrainResponse) -> None:
         """Put it into the outbox."""
@@ -217,9 +218,9 @@ class VirtualLedgerSession:
         body = self.lasting.get(request.identity) if request.slot else None
         return None if body is None else TrainResponse.unpack(body)
 
-    def charge(self, event: Event, request: TrainRequest, *, ahead: int) -> Account:
+    def charge(self, event: Event, request: TrainRequest, *, planned: Planned = ()) -> Account:
         """Charge in memory."""
-        self.account, entry = self.account.charge(event, ahead=ahead)
+        self.account, entry = self.account.charge(event, planned=planned)
         self.new.append(entry.to_json())
         self.store()
         return self.account

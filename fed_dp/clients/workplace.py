@@ -18,6 +18,7 @@ from flwr.app import Context
 from flwr.common.logger import log
 
 from fed_dp.accounting import Guarantee
+from fed_dp.accounting.account import Planned
 from fed_dp.clients.building import make_trainer
 from fed_dp.clients.memory import InContext, Memory, OnDisk
 from fed_dp.clients.site_file import SiteFile
@@ -46,12 +47,21 @@ class Workplace:
     guarantee: Guarantee | None  # None: nothing is private
     site: SiteFile | None  # of a deployed site
     _plans: dict[int, ReleasePlan | None] = field(default_factory=dict)
+    _planned: dict[int, Planned] = field(default_factory=dict)
 
     def plan(self, client: int) -> ReleasePlan | None:
         """Return what a client releases; None where nothing is private."""
         if client not in self._plans:
             self._plans[client] = release_plan(self.experiment, client=client, size=self.size)
         return self._plans[client]
+
+    def planned(self, client: int) -> Planned:
+        """Return all that the experiment's rounds charge a client."""
+        if client not in self._planned:
+            plan = self.plan(client)
+            charges = {} if plan is None else plan.charges(self.experiment.rounds)
+            self._planned[client] = tuple(charges.items())
+        return self._planned[client]
 
     def exchange(self, client: int) -> UpdateExchange:
         """Return a client's side of the exchange."""

@@ -102,7 +102,7 @@ def _row(variant: str, epsilon: float | None, each: Sequence[Done]) -> Row:
 def _paid_once(done: Done) -> bool:
     """Return whether all is released in the rounds of the run, and any further round would be free."""
     plan = release_plan(done.cell.experiment, client=0, size=done.summary["model"]["parameters"])
-    return plan is not None and 0 < len(plan.stages) <= done.summary["rounds"]
+    return plan is not None and not plan.goes_on and 0 < len(plan.stages) <= done.summary["rounds"]
 
 
 def _by_round(lines: Sequence[Sequence[Line]], metric: Metric) -> list[dict[str, float]]:

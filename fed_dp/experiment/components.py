@@ -106,6 +106,7 @@ class TrainerOptions(Mechanism):
 
     needs: ClassVar[Capability] = "gradients"  # of the network, in its proved form or without noise
     paper_needs: ClassVar[Capability | None] = None  # … in the form that its paper has
+    also_trains: ClassVar[tuple[Capability, ...]] = ()  # networks made for others, which it can train as well
     divides_by_records: ClassVar[bool] = False  # whether sums are divided by data.expected_records
     takes_loss: ClassVar[bool] = False  # whether it minimises the task's own loss, whatever that is
     takes_targets: ClassVar[tuple[Targets, ...]] = ("class",)  # what it can learn
@@ -180,6 +181,11 @@ class StrategyOptions(Mechanism):
     adds_changes: ClassVar[bool] = False  # whether changes are added up, and not averaged
     averages_noise: ClassVar[bool] = False  # whether a round's model is made of many clients' changes
     uploads_statistics: ClassVar[bool] = False  # whether clients send statistics in place of changes
+
+    @property
+    def gain(self) -> float:
+        """How far a constant mean change moves the model in the long run, of that change."""
+        return 1.0
 
     @property
     def one_at_a_time(self) -> bool:
@@ -287,13 +293,13 @@ def check_task(trainer: TrainerOptions, task: Task) -> None:
 
 def check_network(trainer: TrainerOptions, model: Network) -> None:
     """Refuse a network that does not offer what a trainer needs, and say which do."""
-    if model.offers in (trainer.needs, trainer.paper_needs):
+    if model.offers in (trainer.needs, trainer.paper_needs, *trainer.also_trains):
         return
 
     others = [
         repr(name)
         for name, other in plugins.own_components("trainer").items()
-        if model.offers in (other.needs, other.paper_needs)
+        if model.offers in (other.needs, other.paper_needs, *other.also_trains)
     ]
     paper = (
         ""

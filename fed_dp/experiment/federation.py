@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +15,10 @@ from fed_dp.data.options import Data
 from fed_dp.data.sets.own_folder import OwnFolder
 from fed_dp.errors import ConfigError, DataCorrupt, PartitionError, RunError
 from fed_dp.experiment.schema import Experiment
+from fed_dp.kept import Kept
 from fed_dp.tasks import TARGET_WORDS
 
+MAX_HELD = 700_000_000  # bytes of clients' inputs that a process keeps
 _LOADED: dict[str, DataSet] = {}  # one process reads a data set once …
 _DIVIDED: dict[str, Federation] = {}  # … and divides it once for each experiment
 _LEFT_OUT: dict[str, Integers] = {}  # records that no client has, though they were dealt out
@@ -33,6 +35,7 @@ class Federation:
     set_aside: Integers | None = None  # training records that are public, and nobody's
     has_digits: bool = False  # scikit-learn's digits are public beside them
     tested: bool = True  # whether there are test records: at a real site, only those it put aside itself
+    _held: Kept[tuple[Floats, Integers]] = field(default_factory=lambda: Kept(MAX_HELD), repr=False)
 
     @property
     def public(self) -> tuple[Floats, Integers] | None:
@@ -49,9 +52,12 @@ class Federation:
         return self.parts[index]
 
     def client(self, index: int) -> tuple[Floats, Integers]:
-        """Return the inputs and labels that one client holds."""
-        rows, records = self.rows(index), self.dataset.train
-        return self.dataset.inputs(records, rows), records.y[rows]
+        """Return the inputs and labels that one client holds; the same arrays again while there is room."""
+        if (held := self._held.get(index)) is None:
+            rows, records = self.rows(index), self.dataset.train
+            held = self.dataset.inputs(records, rows), records.y[rows]
+            self._held.put(index, held, held[0].nbytes)
+        return held
 
 
 def make_federation(experiment: Experiment) -> Federation:

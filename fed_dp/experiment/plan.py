@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fed_dp.accounting import Budget, Event, Gaussian, Guarantee, Laplace, Release
 from fed_dp.accounting.composition import MIN_NOISE_MULTIPLIER
+from fed_dp.accounting.events import Charge
 from fed_dp.mechanisms import NoiseSource, gaussian_multiplier
 from fed_dp.mechanisms.statistics import NoiseSpec
 
@@ -20,22 +22,32 @@ class ReleasePlan:
     """What a client releases, under which guarantee, with noise from which source.
 
     Usually `release` in every round. Where there are `stages`, stage s is released once, in round s, the
-    last in whichever round a client comes to it; rounds after that cost nothing.
+    last in whichever round a client comes to it; rounds after that cost nothing. Unless it `goes_on`: then
+    every round after the stages releases `release`.
     """
 
     release: Release
     guarantee: str
     noise_source: NoiseSource
     stages: tuple[Release, ...] = ()
+    goes_on: bool = False
 
     def stage(self, server_round: int) -> int:
-        """Return the stage of a round, from 1; 0 where every round is alike."""
+        """Return the stage of a round, from 1; 0 where what it releases is released in that round alone."""
+        if self.goes_on and server_round > len(self.stages):
+            return 0
         return min(server_round, len(self.stages))
 
     def event(self, *, server_round: int, client: int) -> Event:
         """Return the event of one round."""
-        release = self.stages[self.stage(server_round) - 1] if self.stages else self.release
+        stage = self.stage(server_round)
+        release = self.stages[stage - 1] if stage else self.release
         return Event(release, self.guarantee, server_round, client, self.noise_source)
+
+    def charges(self, rounds: int) -> dict[Charge, int]:
+        """Return what so many rounds are charged: each kind of release, and how often."""
+        last = rounds if self.goes_on or not self.stages else len(self.stages)
+        return Counter(self.event(server_round=r, client=0).charge for r in range(1, last + 1))
 
 
 def guarantee_of(experiment: Experiment) -> Guarantee | None:

@@ -65,7 +65,7 @@ def ledger(
             event = Event(
                 release, BY_AUTHOR.name, request.server_round, client_of(context), charges.source(context)
             )
-            account = session.charge(event, request, ahead=1)
+            account = session.charge(event, request)
             reply = app(message, context)
             if reply.has_error():
                 raise RunError("the app failed; nothing was sent")  # its words may hold records

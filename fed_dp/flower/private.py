@@ -126,7 +126,7 @@ def private_upload(
             client, source = client_of(context), charges.source(context)
             event = Event(upload.release, upload.guarantee, request.server_round, client, source)
             charges.check_noise(context)
-            account = session.charge(event, request, ahead=1)
+            account = session.charge(event, request)
             change = _change(download, app, message, context)
             with kind_only():
                 content = upload.content(change, download, noise=charges.noise(context, request, account))

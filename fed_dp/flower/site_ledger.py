@@ -155,7 +155,7 @@ def only_scores(
             "its records without noise; the operator can allow 'evaluate' by evaluate=True; nothing was sent"
         )
     request = TrainRequest(0, request_of(message).data, None)
-    session.charge(Event(Unprotected("scores"), "none", 0, client_of(context), "none"), request, ahead=1)
+    session.charge(Event(Unprotected("scores"), "none", 0, client_of(context), "none"), request)
     return app(message, context)
 
 

@@ -100,13 +100,22 @@ def descend(parameter: Tensor, move: Tensor, rates: Tensor) -> None:
     parameter.addcmul_(move, rates.view(-1, *[1] * (parameter.dim() - 1)), value=-1)
 
 
-def per_record_gradients(net: FlatNetwork) -> Callable[[Tensor, Tensor], list[Tensor]]:
-    """Return a function of records and labels that returns each record's gradient in each parameter."""
+def per_record_gradients(
+    net: FlatNetwork, *, views: bool = False
+) -> Callable[[Tensor, Tensor], list[Tensor]]:
+    """Return a function of records and labels that returns each record's gradient in each parameter.
+
+    With `views`, a record is several inputs, and its gradient that of their mean loss.
+    """
     network = without_layout(net)
-    named = {name: p.detach() for name, p in network.named_parameters()}  # views of the flat weights
+    named = {
+        name: p.detach() for name, p in network.named_parameters() if p.requires_grad
+    }  # of the flat weights
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return net.task.loss(functional_call(network, parameters, (x[None],)), y[None])[0]
+        inputs = x if views else x[None]
+        outputs = functional_call(network, parameters, (inputs,))
+        return net.task.loss(outputs, y.expand(len(inputs), *y.shape)).mean()
 
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))
 

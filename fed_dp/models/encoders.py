@@ -75,11 +75,14 @@ class Fitted(nn.Module, ABC):
 
 
 class Encoded(nn.Module):
-    """Layers, unit norm, linear head without intercept, log-probabilities."""
+    """Layers, unit norm, linear head without intercept, log-probabilities.
 
-    def __init__(self, layers: list[nn.Module], features: int, classes: int) -> None:
+    Without `unit`, features are as the layers leave them: for gradients, which are clipped themselves.
+    """
+
+    def __init__(self, layers: list[nn.Module], features: int, classes: int, *, unit: bool = True) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(layers)
+        self.layers, self._unit = nn.ModuleList(layers), unit
         self.head = nn.Linear(features, classes, bias=False)
         nn.init.zeros_(self.head.weight)
         self.log_probabilities = True  # else: what the head says, as it is, learnt from rows of targets
@@ -126,10 +129,23 @@ class Encoded(nn.Module):
             x = layer(x)
 
     def features(self, x: Tensor) -> Tensor:
-        """Return the head's inputs, of norm 1 (or 0)."""
+        """Return the head's inputs: of norm 1 (or 0), unless told otherwise."""
         for layer in self.layers:
             x = layer(x)
-        return unit(x.flatten(1))
+        return unit(x.flatten(1)) if self._unit else x.flatten(1)
+
+    @property
+    def trained(self) -> nn.Module:
+        """The head as gradients train it: of `scaled` features, it gives what `outputs` gives of features."""
+        return (
+            nn.Sequential(self.head, nn.LogSoftmax(dim=1))
+            if self.log_probabilities
+            else nn.Sequential(self.head)
+        )
+
+    def scaled(self, features: Tensor) -> Tensor:
+        """Return features as the head takes them where gradients train it."""
+        return LOGITS * features if self.log_probabilities else features
 
     def before(self, x: Tensor, stage: int) -> Tensor:
         """Return what learnt layer `stage` (from 0) takes its statistic of."""
@@ -142,7 +158,11 @@ class Encoded(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return log-probabilities, or the head's own outputs."""
-        outputs: Tensor = self.head(self.features(x))
+        return self.outputs(self.features(x))
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return log-probabilities, or the head's own outputs, of features."""
+        outputs: Tensor = self.head(features)
         return functional.log_softmax(LOGITS * outputs, dim=1) if self.log_probabilities else outputs
 
 
@@ -153,16 +173,22 @@ def unit(x: Tensor) -> Tensor:
 
 
 class Scattered(nn.Module):
-    """The scattering transform with channels centred and scaled by constants of generated images."""
+    """The scattering transform, normalised: by constants of generated images, or each image by itself.
+
+    `groups`, for each channel of the image: the maps of a group are centred and scaled by the mean and the
+    standard deviation of that image's group (Tramèr and Boneh 2021), so that an image's norm is bounded.
+    None: channels are centred and scaled by constants.
+    """
 
     mean: Tensor
     scale: Tensor
 
-    def __init__(self, shape: tuple[int, int, int]) -> None:
+    def __init__(self, shape: tuple[int, int, int], *, groups: int | None = None) -> None:
         super().__init__()
         self.transform = Scattering(*shape[1:])
         self.channels = shape[0] * CHANNELS
         self.positions = self.transform.height * self.transform.width
+        self._groups = None if groups is None else shape[0] * groups
         mean, deviation = _public_constants(*shape[1:])
         for name, values in (("mean", mean), ("scale", 1 / deviation)):
             each = torch.from_numpy(np.tile(values, shape[0]).astype(np.float32))
@@ -171,6 +197,8 @@ class Scattered(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return (channels, positions)."""
         maps: Tensor = self.transform(x)
+        if self._groups is not None:
+            return functional.group_norm(maps, self._groups).flatten(2)
         return (maps.flatten(2) - self.mean) * self.scale
 
 
@@ -209,16 +237,19 @@ class Compression(Learnt):
     """Principal components of maps, each a product of a channel and a position direction.
 
     Maps are scaled to norm 1, centred, and projected to the `components` products of largest variance;
-    each component is divided by its variance to the power `whitening` / 2.
+    each component is divided by its variance to the power `whitening` / 2. Where `unit` is false, which says
+    that nothing brings the components to norm 1 after this, their mean square norm is 1 by the moments.
     """
 
-    def __init__(self, channels: int, positions: int, components: int, whitening: float) -> None:
+    def __init__(
+        self, channels: int, positions: int, components: int, whitening: float, *, unit: bool = True
+    ) -> None:
         super().__init__()
         most = channels * positions
         if components > most:
             raise ModelError(f"model.components = {components}: the maps have only {most} dimensions")
         self.statistic: MapMoments = MapMoments(channels, positions)
-        self._components, self._whitening = components, whitening
+        self._components, self._whitening, self._unit = components, whitening, unit
         plain = np.concatenate(  # before it is learnt: no mean, all directions alike
             [np.zeros(most), *(np.eye(side)[np.triu_indices(side)] for side in self.statistic.sides)]
         )
@@ -244,7 +275,10 @@ class Compression(Learnt):
         chosen = variance[i, j]
         floor = max(float(chosen.max()) * MIN_VARIANCE, 1e-30)
         scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
-        return mean.ravel()[None], products * (scale / scale.max())
+        if self._unit:
+            return mean.ravel()[None], products * (scale / scale.max())
+        mean_square = float((np.maximum(chosen, 0) * scale**2).sum())
+        return mean.ravel()[None], products * (scale / math.sqrt(max(mean_square, 1e-30)))
 
 
 class RandomFeatures(nn.Module):

@@ -21,6 +21,8 @@ from fed_dp.models.network import NetworkSpec, Shape
 from fed_dp.tasks import Task
 
 Vector = NDArray[np.float32]
+ALL = slice(None)
+FEATURES_AT_ONCE = 500  # records whose frozen features are computed in one go
 rounding.fix()  # before the first product
 
 
@@ -65,13 +67,45 @@ class FlatNetwork:
 
     @property
     def trained(self) -> nn.Module:
-        """The part of the network that has parameters."""
-        return self.network.trained if isinstance(self.network, OnFrozen) else self.network
+        """The part of the network that gradients train."""
+        return self.network.trained if isinstance(self.network, OnFrozen | Encoded) else self.network
+
+    @property
+    def trained_part(self) -> slice:
+        """Where the parameters of that part are among the flat weights; those before it are released."""
+        return (
+            self.network.segment(self.network.stages)
+            if isinstance(self.network, Encoded)
+            else slice(0, self.size)
+        )
+
+    @property
+    def frozen_part(self) -> Vector:
+        """The weights before that part: what records' inputs to it are computed with."""
+        return self.flat[: self.trained_part.start].cpu().numpy()
+
+    @torch.no_grad()
+    def features(self, x: Vector) -> Tensor:
+        """Return what the part before that makes of records; they themselves, where there is none."""
+        network = self.network
+        if not isinstance(network, OnFrozen | Encoded):
+            return torch.from_numpy(x).to(self.device)
+        places = range(FEATURES_AT_ONCE, len(x), FEATURES_AT_ONCE)
+        parts = (torch.from_numpy(part).to(self.device) for part in np.split(x, places))
+        return torch.cat([network.features(part) for part in parts])
 
     def inputs(self, x: Vector) -> Tensor:
-        """Return records as that part takes them."""
-        records = torch.from_numpy(x).to(self.device)
-        return self.network.features(records) if isinstance(self.network, OnFrozen) else records
+        """Return records as the trained part takes them."""
+        features = self.features(x)
+        return self.network.scaled(features) if isinstance(self.network, Encoded) else features
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return what the network makes of records of which these are the features."""
+        network = self.network
+        found: Tensor = (
+            network.outputs(features) if isinstance(network, OnFrozen | Encoded) else network(features)
+        )
+        return found
 
     def targets(self, y: NDArray[Any]) -> Tensor:
         """Return records' targets."""
@@ -144,12 +178,13 @@ class Evaluator:
         self._net = FlatNetwork(spec)
         self._net.network.eval()
         self._x, self._y = torch.from_numpy(x), torch.from_numpy(y)
+        self._features: tuple[bytes, Tensor] | None = None  # of all records; the weights they are made with
 
     def scores(self, weights: Vector, rows: NDArray[np.bool_] | None = None) -> dict[str, float]:
         """Return the task's scores, of all records or of some."""
-        chosen = slice(None) if rows is None else torch.from_numpy(rows)
+        chosen = ALL if rows is None else torch.from_numpy(rows)
         task = self._net.task
-        scores = task.scores(self._output(weights, self._x[chosen]), self._y[chosen])
+        scores = task.scores(self._output(weights, chosen), self._y[chosen])
         if not any(metric.name in scores for metric in task.metrics):
             raise ModelError(
                 f"task.name = {task.name!r}: scores() returned {sorted(scores)}, expected some of "
@@ -159,16 +194,25 @@ class Evaluator:
 
     def losses(self, weights: Vector) -> NDArray[np.float64]:
         """Return each record's loss."""
-        output = self._output(weights, self._x).double()
+        output = self._output(weights).double()
         found: NDArray[np.float64] = self._net.task.loss(output, self._y).numpy()
         return found
 
     def predictions(self, weights: Vector) -> Vector:
         """Return what the task tells of every record: probabilities of classes or labels, or numbers."""
-        found: Vector = self._net.task.predictions(self._output(weights, self._x)).numpy()
+        found: Vector = self._net.task.predictions(self._output(weights)).numpy()
         return found
 
     @torch.no_grad()
-    def _output(self, weights: Vector, x: Tensor) -> Tensor:
-        self._net.load(weights)
-        return torch.cat([self._net.network(part) for part in torch.split(x, 1000)])
+    def _output(self, weights: Vector, chosen: slice | Tensor = ALL) -> Tensor:
+        net = self._net
+        net.load(weights)
+        features = self._x
+        if net.trained is not net.network:
+            frozen = weights[: net.trained_part.start].tobytes()
+            if (
+                self._features is None or self._features[0] != frozen
+            ):  # else only the trained part has changed
+                self._features = frozen, net.features(self._x.numpy())
+            features = self._features[1]
+        return torch.cat([net.outputs(part) for part in torch.split(features[chosen], 1000)])

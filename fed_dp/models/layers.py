@@ -60,15 +60,19 @@ class OnFrozen(nn.Module):
         super().__init__()
         self.frozen, self.trained = frozen, trained
 
-    @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:
         """Return what the trained part sees."""
-        return torch.cat([self.frozen(part) for part in torch.split(x, 500)])
+        found: Tensor = self.frozen(x)
+        return found
+
+    def outputs(self, features: Tensor) -> Tensor:
+        """Return what the trained part does with that."""
+        found: Tensor = self.trained(features)
+        return found
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the trained part does."""
-        found: Tensor = self.trained(self.frozen(x))
-        return found
+        """Return what it does with records."""
+        return self.outputs(self.features(x))
 
 
 class Frozen(nn.Module):

@@ -28,6 +28,7 @@ class Chain:
 
     layers: tuple[tuple[int, int], ...]  # (outputs, inputs)
     activations: tuple[type[nn.Module], ...]  # between them
+    biased: tuple[bool, ...]  # whether each layer has a bias
 
     @classmethod
     def of(cls, net: FlatNetwork) -> Chain | None:
@@ -42,21 +43,27 @@ class Chain:
         linear, between = parts[:-1:2], parts[1:-1:2]
         if len(linear) != len(between) + 1:
             return None
-        layers = [
-            (each.out_features, each.in_features)
-            for each in linear
-            if isinstance(each, nn.Linear) and each.bias is not None
-        ]
+        layers = [(each.out_features, each.in_features) for each in linear if isinstance(each, nn.Linear)]
         if len(layers) != len(linear) or any(type(each) not in (nn.ReLU, nn.Tanh) for each in between):
             return None
         if any(out < MIN_OUTPUTS or out * into < MIN_WEIGHTS for out, into in layers):
             return None
-        return cls(tuple(layers), tuple(type(each) for each in between))
+        biased = tuple(each.bias is not None for each in linear)
+        return cls(tuple(layers), tuple(type(each) for each in between), biased)
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
         """The parameters' shapes, in their order in the flat vector; a bias is a row, for all records."""
-        return [shape for out, into in self.layers for shape in ((out, into), (1, out))]
+        return [
+            shape
+            for (out, into), biased in zip(self.layers, self.biased, strict=True)
+            for shape in ((out, into), (1, out))[: 1 + biased]
+        ]
+
+    def by_layer(self, parameters: Sequence[Tensor]) -> list[tuple[Tensor, Tensor | None]]:
+        """Return the weight and, where there is one, the bias of each layer, of parameters in that order."""
+        rest = iter(parameters)
+        return [(next(rest), next(rest) if biased else None) for biased in self.biased]
 
 
 class Perceptrons:
@@ -65,14 +72,15 @@ class Perceptrons:
     def __init__(self, chain: Chain, weights: Sequence[Vector], device: torch.device) -> None:
         self.chain = chain
         self.parameters = divided(weights, chain.shapes, device)
-        self.weights, self.biases = self.parameters[::2], self.parameters[1::2]
+        self.layers = chain.by_layer(self.parameters)
 
     def add_gradients(
         self, targets: Sequence[Tensor], x: Tensor, labels: Tensor, each: Tensor, *, keep: float = 1.0
     ) -> Tensor:
         """Add Σ each · gradient over the records to `keep` · targets; return each record's loss."""
         values = self.forward(x.flatten(2))
-        gradients_into(targets, values, self.backward(values, labels, each), keep=keep)
+        pulls = self.backward(values, labels, each)
+        gradients_into(self.chain.by_layer(targets), values, pulls, keep=keep)
         return -values[-1].gather(2, labels[:, :, None])[:, :, 0]
 
     def forward(self, x: Tensor) -> list[Tensor]:
@@ -82,9 +90,13 @@ class Perceptrons:
         """
         count = len(x)
         values = [x]
-        last = len(self.weights) - 1
-        for layer, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            out = torch.baddbmm(bias[:count], values[-1], weight[:count].transpose(1, 2))
+        last = len(self.layers) - 1
+        for layer, (weight, bias) in enumerate(self.layers):
+            across = weight[:count].transpose(1, 2)
+            if bias is None:
+                out = torch.bmm(values[-1], across)
+            else:
+                out = torch.baddbmm(bias[:count], values[-1], across)
             if layer < last:
                 out = out.relu_() if self.chain.activations[layer] is nn.ReLU else out.tanh_()
             values.append(out)
@@ -101,8 +113,8 @@ class Perceptrons:
         pull.scatter_add_(2, labels[:, :, None], pull.new_full((), -1.0).expand(*labels.shape, 1))
         pull *= each[:, :, None]
         pulls = [pull]
-        for layer in range(len(self.weights) - 1, 0, -1):
-            pull = torch.bmm(pulls[0], self.weights[layer][:count])
+        for layer in range(len(self.layers) - 1, 0, -1):
+            pull = torch.bmm(pulls[0], self.layers[layer][0][:count])
             if self.chain.activations[layer - 1] is nn.ReLU:
                 pull *= values[layer] > 0
             else:
@@ -112,21 +124,26 @@ class Perceptrons:
 
 
 def gradients_into(
-    targets: Sequence[Tensor], values: Sequence[Tensor], pulls: Sequence[Tensor], *, keep: float = 1.0
+    targets: Sequence[tuple[Tensor, Tensor | None]],
+    values: Sequence[Tensor],
+    pulls: Sequence[Tensor],
+    *,
+    keep: float = 1.0,
 ) -> None:
-    """Add the gradients, summed over records, to `keep` · targets, which are parameters or like them."""
-    for layer, pull in enumerate(pulls):
+    """Add the gradients, summed over records, to `keep` · targets: weights and biases, or like them."""
+    for (weights, biases), value, pull in zip(targets, values, pulls, strict=False):
         count = len(pull)
-        weight, bias = targets[2 * layer][:count], targets[2 * layer + 1][:count]
-        weight.baddbmm_(pull.transpose(1, 2), values[layer], beta=keep)
-        if keep != 1:
-            bias.mul_(keep)
-        bias.add_(pull.sum(1, keepdim=True))
+        weights[:count].baddbmm_(pull.transpose(1, 2), value, beta=keep)
+        if biases is not None:
+            bias = biases[:count]
+            if keep != 1:
+                bias.mul_(keep)
+            bias.add_(pull.sum(1, keepdim=True))
 
 
-def square_norms(values: Sequence[Tensor], pulls: Sequence[Tensor]) -> Tensor:
+def square_norms(chain: Chain, values: Sequence[Tensor], pulls: Sequence[Tensor]) -> Tensor:
     """Return the square L2 norm of each record's gradient: of an outer product, that of its factors."""
     found = pulls[0].new_zeros(pulls[0].shape[:2])
-    for into, pull in zip(values, pulls, strict=False):
-        found.addcmul_(pull.square().sum(2), into.square().sum(2) + 1)
+    for into, pull, biased in zip(values, pulls, chain.biased, strict=False):
+        found.addcmul_(pull.square().sum(2), into.square().sum(2) + biased)
     return found

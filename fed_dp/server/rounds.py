@@ -94,7 +94,7 @@ def run_rounds(
         else _by_owner(experiment, federation, strategy, evaluator)
     )
     if experiment.strategy.one_model:
-        folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights).to_bytes())
+        folder.keep_model(SavedModel(experiment, data.shape, data.classes, strategy.weights_of(0)).to_bytes())
     if real:  # a simulation's report tells of all its variants
         write_report(
             folder.path / REPORT, experiment.name, {experiment.name: summary}, {experiment.name: lines}

@@ -337,7 +337,7 @@ class SiteStrategy(Strategy):
         elif len(events) != (plan is not None):
             raise UploadRefused(f"{len(events)} events: a private upload has one, another has none")
         for event in events:
-            once = plan is not None and plan.stages
+            once = plan is not None and plan.stage(event.round)
             if event.client != client or not (event.round == request.server_round or once):
                 raise UploadRefused(
                     f"an event of client {event.client}, round {event.round} in the upload of client "
@@ -348,12 +348,14 @@ class SiteStrategy(Strategy):
                     f"it released {event.release} ({event.guarantee}, {event.noise_source}), planned was "
                     f"{own.release} ({own.guarantee}, {own.noise_source})"
                 )
-        which = "" if plan is not None and plan.stages else head
-        new = [event for event in events if (client, event.round, which) not in self.accounted]
-        self.accounted |= {(client, event.round, which) for event in new}
-        self.stats.events += new
-        if new and self.on_release is not None:
-            self.on_release(which, new)
+        for event in events:
+            which = "" if plan is not None and plan.stage(event.round) else head
+            if (client, event.round, which) in self.accounted:
+                continue
+            self.accounted.add((client, event.round, which))
+            self.stats.events.append(event)
+            if self.on_release is not None:
+                self.on_release(which, [event])
 
     def _check_stages(self, request: PendingRequest, events: Sequence[Event], plan: ReleasePlan) -> None:
         """Hold a site to telling stages it has released up to now, each once, and its round's among them."""

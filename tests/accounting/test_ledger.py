@@ -22,12 +22,14 @@ from fed_dp.accounting import (
     Budget,
     Entry,
     Event,
+    Gaussian,
     Laplace,
     Ledger,
     SampledGaussian,
     Unprotected,
     epsilon,
 )
+from fed_dp.accounting.composition import total
 from fed_dp.accounting.ledger import write_accounts
 from fed_dp.errors import BudgetExceeded, LedgerFault, PrivacyError
 
@@ -77,11 +79,11 @@ def test_the_budget_composes_all_that_was_ever_charged(tmp_path: Path) -> None:
     ledger = Ledger.create(tmp_path / "mixed.ledger", site="a", budget=budget)
     releases = [Laplace(0.3), SampledGaussian(2.0, 0.1, 20), Laplace(0.3), SampledGaussian(2.0, 0.1, 20)]
     for turn, release in enumerate(releases, 1):
-        ledger.charge(Event(release, "psgd", turn, 0, "simulation"), ahead=50)  # no plan covers a mixture
+        ledger.charge(Event(release, "psgd", turn, 0, "simulation"))
     account, _ = ledger.read()
     assert account.spent == epsilon(releases, delta=1e-5) < 2.0
     charge_until_refused = (
-        ledger.charge(Event(releases[1], "psgd", turn, 0, "simulation"), ahead=50) for turn in range(50)
+        ledger.charge(Event(releases[1], "psgd", turn, 0, "simulation")) for turn in range(50)
     )
     with pytest.raises(BudgetExceeded):
         list(charge_until_refused)
@@ -380,13 +382,40 @@ def test_virtual_clients_share_a_file_and_repeating_a_round_writes_nothing_twice
 def test_an_account_survives_json_and_a_plan_saves_the_sum() -> None:
     account = Account.open("a", "b", Budget(1.0, 1e-5))
     for turn in range(1, 4):
-        account, entry = account.charge(event(turn, 0.3), ahead=3)
+        account, entry = account.charge(event(turn, 0.3), planned=((event(1, 0.3).charge, 3),))
         assert Account.from_json(account.to_json()) == account
         assert entry.from_json(entry.to_json()) == entry
     with pytest.raises(BudgetExceeded):
-        account.charge(event(4, 0.3), ahead=4)
+        account.charge(event(4, 0.3), planned=((event(1, 0.3).charge, 4),))  # a plan over the budget
     with pytest.raises(BudgetExceeded):
-        account.charge(event(4, 0.3), ahead=3)
+        account.charge(event(4, 0.3), planned=((event(1, 0.3).charge, 3),))  # more than was planned
+
+
+def test_a_plan_of_several_kinds_is_paid_for_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, later = (
+        Event(Gaussian(20.0), "psgd", 1, 0, "simulation"),
+        Event(SampledGaussian(2.0, 0.1, 5), "psgd", 2, 0, "simulation"),
+    )
+    planned = ((first.charge, 1), (later.charge, 4))
+    cost = total(dict(planned), delta=1e-5)
+    account = Account.open("a", "b", Budget(cost, 1e-5))
+    added_up: list[int] = []
+    monkeypatch.setattr(
+        "fed_dp.accounting.account.total",
+        lambda charges, *, delta: added_up.append(sum(charges.values())) or total(charges, delta=delta),
+    )
+    for event in (first, *[later] * 4):
+        account, _ = account.charge(event, planned=planned)
+    assert added_up == [5]  # the plan itself, once
+    with pytest.raises(BudgetExceeded):
+        account.charge(later, planned=planned)
+    short = Account.open("a", "c", Budget(cost * 0.99, 1e-5))
+    for event in (first, *[later] * 3):
+        short, _ = short.charge(
+            event, planned=planned
+        )  # what the plan as a whole exceeds is added up each time
+    with pytest.raises(BudgetExceeded):
+        short.charge(later, planned=planned)
 
 
 @pytest.mark.parametrize("field", ["number", "previous", "when", "seal"])

@@ -187,14 +187,27 @@ def half_of_the_batches_noise(patch: Patch) -> None:
 
 
 def batches_clip_at_twice(patch: Patch) -> None:
-    change(patch, psgd_batch, "train_batch", ("(config.clip / (norms", "(2 * config.clip / (norms"))
+    change(patch, psgd_batch, "train_batch", ("return (clip / (norms", "return (2 * clip / (norms"))
     patch.setattr(psgd, "train_batch", psgd_batch.train_batch)
 
 
+def batches_are_brought_to_twice(patch: Patch) -> None:
+    change(patch, psgd_batch, "train_batch", ("return clip / (norms", "return 2 * clip / (norms"))
+    patch.setattr(psgd, "train_batch", psgd_batch.train_batch)
+
+
+def gradients_are_brought_to_twice(patch: Patch) -> None:
+    original = psgd.clip_factors
+    patch.setattr(psgd, "clip_factors", lambda norms, **more: 2 * original(norms, **more))
+    opacus_clips_at_twice(patch)
+
+
+def exact_gradients_are_brought_to_twice(patch: Patch) -> None:
+    change(patch, psgd, "ExactOptimizer", ("else below / (norm", "else 2 * below / (norm"))
+
+
 def exact_clips_at_twice(patch: Patch) -> None:
-    change(
-        patch, psgd, "ExactOptimizer", ("min(1.0, self.max_grad_norm *", "min(1.0, 2 * self.max_grad_norm *")
-    )
+    change(patch, psgd, "ExactOptimizer", ("min(1.0, below /", "min(1.0, 2 * below /"))
 
 
 Weaken = Callable[[Patch], None]
@@ -204,6 +217,12 @@ OPACUS: dict[str, Weaken] = {
     "sampling off": everybody_is_sampled,
     "a round alone": one_round_is_calibrated,
 }
+SECURE: dict[str, Weaken] = {
+    "noise halved": half_of_exact_noise,
+    "clip doubled": exact_clips_at_twice,
+    "sampling off": everybody_is_drawn,
+    "a round alone": one_round_is_calibrated,
+}
 PSGD: dict[str, dict[str, Weaken]] = {
     "client batches": {
         **OPACUS, "noise halved": half_of_the_batches_noise, "clip doubled": batches_clip_at_twice,
@@ -211,12 +230,14 @@ PSGD: dict[str, dict[str, Weaken]] = {
     "hooks": OPACUS,
     "ghost": {**OPACUS, "clip doubled": ghosts_clip_at_twice},
     "vmap": OPACUS,
-    "secure": {
-        "noise halved": half_of_exact_noise,
-        "clip doubled": exact_clips_at_twice,
-        "sampling off": everybody_is_drawn,
-        "a round alone": one_round_is_calibrated,
+    "augmented": OPACUS,
+    "secure": SECURE,
+    "client batches, automatic clipping": {
+        **OPACUS, "noise halved": half_of_the_batches_noise, "clip doubled": batches_are_brought_to_twice,
     },
+    "hooks, automatic clipping": {**OPACUS, "clip doubled": gradients_are_brought_to_twice},
+    "ghost, automatic clipping": {**OPACUS, "clip doubled": gradients_are_brought_to_twice},
+    "secure, automatic clipping": {**SECURE, "clip doubled": exact_gradients_are_brought_to_twice},
 }  # fmt: skip
 
 

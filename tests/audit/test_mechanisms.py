@@ -102,9 +102,12 @@ def released_once(**more: Any) -> Experiment:
 
 
 DECLARED = {"expected_records": 60}
+LEARNT: dict[str, Any] = {"model": {"name": "scattering", "components": 20, "groups": 27, "unit": False}}
 EXPERIMENTS: dict[str, Any] = {
     "psgd": lambda: small("psgd"),
     "psgd_add_remove": lambda: small("psgd", data=DECLARED),
+    "psgd_learnt": lambda: small("psgd", rounds=4, **LEARNT),
+    "psgd_learnt_add_remove": lambda: small("psgd", rounds=4, data=DECLARED, **LEARNT),
     "statistics_add_remove": lambda: released_once(data=DECLARED),
     "sparse_vector": lambda: private_selection("sparse_vector", privacy={"budget_epsilon": 4.0}),
     "sparse_vector_paper": lambda: private_selection("sparse_vector", variant="paper"),
@@ -166,7 +169,7 @@ def test_the_releases_of_a_run_are_audited_together(name: str, tmp_path: Path) -
     assert less.refuted
 
 
-@pytest.mark.parametrize("name", ["psgd", "statistics", "sparse_vector", "random_mask"])
+@pytest.mark.parametrize("name", ["psgd", "psgd_learnt", "statistics", "sparse_vector", "random_mask"])
 def test_a_total_that_forgets_a_round_or_a_stage_is_refuted(name: str, tmp_path: Path) -> None:
     experiment = EXPERIMENTS[name]()
     cost, events = ran(experiment, tmp_path)

@@ -143,7 +143,7 @@ def test_the_clipping_check_fails_when_the_clip_is_doubled(monkeypatch: pytest.M
 
 def test_the_clipping_check_fails_when_norms_are_told_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     without_noise(monkeypatch)
-    monkeypatch.setattr(psgd_batch, "square_norms", lambda v, p: square_norms(v, p) / 4)
+    monkeypatch.setattr(psgd_batch, "square_norms", lambda c, v, p: square_norms(c, v, p) / 4)
     with pytest.raises(AssertionError):
         check_clipping("auto")
 

@@ -60,7 +60,7 @@ def test_a_sites_ledger_is_read_and_charged_on(earlier: Path) -> None:
     assert (account.spent_text, len(entries)) == ("1.476", 3)
     assert [entry.event.stated.status for entry in entries] == ["proved", "proved", "none"]
     assert ledger.kept(experiment="e" * 64, request="q" * 64, known=None) == b"what was sent"
-    assert ledger.charge(entries[1].event, known=None, ahead=1).number == 4
+    assert ledger.charge(entries[1].event, known=None).number == 4
 
 
 def test_keys_that_every_data_set_had_are_dropped_and_no_others() -> None:

@@ -130,8 +130,7 @@ class Functional(TrainerOptions):
                 f"rounds = {experiment.rounds}: model.name = {model.name!r} is released in {stages} "
                 f"stages, one a round; expected at least {stages}"
             )
-        if experiment.strategy.adds_changes:
-            self._check_added_changes(experiment)
+        check_learnt_encoder(experiment)
         if self.encoder_share * (stages - 1) >= 1:
             raise ValueError(
                 f"trainer.encoder_share = {self.encoder_share:g}: {stages - 1} learnt layers leave "
@@ -154,28 +153,6 @@ class Functional(TrainerOptions):
                     f"trainer.{key} is set, but model.name = {model.name!r} with trainer.name = {self.name!r}"
                     f"{'' if self.perturb else ', trainer.perturb = false,'} does not use it"
                 )
-
-    def _check_added_changes(self, experiment: Experiment) -> None:
-        """Refuse exchanges in which sites would take statistics under different encoders.
-
-        A learnt encoder follows from the moments of all sites. What the next stage releases is of features
-        under that encoder and is never released again, so every site must have the whole of it by then.
-        """
-        model, strategy = experiment.model, experiment.strategy
-        if model.stages == 1:
-            return
-        why = (
-            f"model.name = {model.name!r} learns its encoder from the moments of all sites, one layer a "
-            "round, and the next release of every site needs the whole of it"
-        )
-        if strategy.free_running:
-            raise ValueError(
-                f"strategy.exchange = 'free_running': {why}, but here no site waits for the others; allowed: "
-                "parallel, round_robin, random_order, asynchronous"
-            )
-        if any(strategy.download_share(client) != 1 for client in range(experiment.clients.count)):
-            share = getattr(strategy, "download_fraction", None)
-            raise ValueError(f"strategy.download_fraction = {share!r}: {why}; allowed: 1.0")
 
     def check_noise(self, experiment: Experiment) -> None:
         """Refuse privacy keys that do not go together with its form."""
@@ -258,3 +235,26 @@ def step_of(experiment: Experiment) -> float:
     Where changes are added up, each of n sites goes 1/n of it: together they come to the mean of all.
     """
     return 1 / sites_per_model(experiment) if experiment.strategy.adds_changes else 1.0
+
+
+def check_learnt_encoder(experiment: Experiment) -> None:
+    """Refuse exchanges in which sites would take statistics under different encoders.
+
+    A learnt encoder follows from the moments of all sites. What the next stage releases is of features
+    under that encoder and is never released again, so every site must have the whole of it by then.
+    """
+    model, strategy = experiment.model, experiment.strategy
+    if model.stages == 1 or not strategy.adds_changes:
+        return
+    why = (
+        f"model.name = {model.name!r} learns its encoder from the moments of all sites, one layer a "
+        "round, and the next release of every site needs the whole of it"
+    )
+    if strategy.free_running:
+        raise ValueError(
+            f"strategy.exchange = 'free_running': {why}, but here no site waits for the others; allowed: "
+            "parallel, round_robin, random_order, asynchronous"
+        )
+    if any(strategy.download_share(client) != 1 for client in range(experiment.clients.count)):
+        share = getattr(strategy, "download_fraction", None)
+        raise ValueError(f"strategy.download_fraction = {share!r}: {why}; allowed: 1.0")

@@ -61,36 +61,21 @@ def batches(
             yield seen(torch.from_numpy(x).to(device))[: len(y)].cpu().numpy(), y
 
 
-class StatisticsTrainer:
-    """Release the statistic of each stage once; then descend on the objective that it gives.
+class EncoderStages:
+    """Release the moments of each learnt layer once, with noise; what follows from them is free.
 
     Guarantee: that of `statistics.release`, for each stage; proved. Neighbours: zero out one record of a site
     whose number of records is public; or add or remove one, where sums are divided by a declared number.
-    `stages` are what is released, or None where nothing is perturbed. `sites` is how many share a model:
-    the noise in it is that of all of them. With `sends_statistics` the upload is the statistic itself.
-    `step` is how far a site moves the model towards what its own statistics ask for, of the whole way.
+    `stages` are what is released, or None where nothing is perturbed. `step` is how far a site moves the
+    model towards what its own statistics ask for, of the whole way.
     """
 
-    is_private = True
-
-    def __init__(
-        self,
-        config: Functional,
-        net: FlatNetwork,
-        *,
-        stages: tuple[Release, ...] | None,
-        sites: int,
-        sends_statistics: bool,
-        step: float = 1.0,
-    ) -> None:
+    def __init__(self, net: FlatNetwork, *, stages: tuple[Release, ...] | None, step: float = 1.0) -> None:
         assert isinstance(net.network, Encoded)  # by what the model offers
-        self._config, self._net, self._network = config, net, net.network
-        self._sites, self._sends_statistics, self._step = sites, sends_statistics, step
+        self._net, self._network, self._step = net, net.network, step
         self._unlearnt = net.weights()  # learnt layers before anything is: the same public numbers everywhere
         self._stages = net.network.stages
-        check_independent(net.network, net.shape, name=net.name, seen=features)
         self._noise_specs = [noise_spec(stage) for stage in stages] if stages else [None] * self._stages
-        self.is_private = stages is not None
 
     def stage(self, server_round: int) -> int:
         """Return the stage of a round, from 1."""
@@ -117,15 +102,54 @@ class StatisticsTrainer:
         A learnt layer changes in the round of its stage alone, and every site's change starts from the same
         public moments: in whichever order sites come, changes add up to the mean of their moments.
         """
-        if self._sends_statistics:
-            return Fit(released)
         change = np.zeros_like(weights)
         where = self._network.segment(stage)
+        change[where] = self._step * (released - self._unlearnt[where])
+        return Fit(change)
+
+    def _statistic(self, stage: int) -> Statistic:
+        return self._network.learnt[stage - 1].statistic
+
+    def _batches(self, data: ClientData, stage: int, *, exactly: bool = False) -> Iterator[Batch]:
+        """Yield the records as a stage's statistic takes them."""
+        network = self._network
+        return batches(data, lambda x: network.before(x, stage - 1), device=self._net.device, exactly=exactly)
+
+
+class StatisticsTrainer(EncoderStages):
+    """Release the statistic of each stage once, the head's last; then descend on the objective that it gives.
+
+    Guarantee and neighbours: those of EncoderStages. `sites` is how many share a model: the noise in it is
+    that of all of them. With `sends_statistics` the upload is the statistic itself.
+    """
+
+    is_private = True
+
+    def __init__(
+        self,
+        config: Functional,
+        net: FlatNetwork,
+        *,
+        stages: tuple[Release, ...] | None,
+        sites: int,
+        sends_statistics: bool,
+        step: float = 1.0,
+    ) -> None:
+        super().__init__(net, stages=stages, step=step)
+        self._config, self._sites, self._sends_statistics = config, sites, sends_statistics
+        check_independent(net.network, net.shape, name=net.name, seen=features)
+        self.is_private = stages is not None
+
+    def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
+        """Return the change that a released statistic asks for; no record is needed."""
+        if self._sends_statistics:
+            return Fit(released)
         if stage < self._stages:
-            change[where] = self._step * (released - self._unlearnt[where])
-        else:
-            self._net.load(weights)
-            change[where] = self._towards(weights[where], released, records)
+            return super().follow(weights, released, stage, records=records)
+        change = np.zeros_like(weights)
+        where = self._network.segment(stage)
+        self._net.load(weights)
+        change[where] = self._towards(weights[where], released, records)
         return Fit(change)
 
     def fit(self, weights: Vector, data: ClientData, state: State) -> Fit:
@@ -135,22 +159,15 @@ class StatisticsTrainer:
         return self.follow(weights, released, stage, records=data.expected_records)
 
     def _statistic(self, stage: int) -> Statistic:
-        if stage < self._stages:
-            return self._network.learnt[stage - 1].statistic
-        return self._head()
+        return super()._statistic(stage) if stage < self._stages else self._head()
 
     def _head(self) -> OfHead:
         return self._network.head_statistics(self._config.cross)
 
     def _batches(self, data: ClientData, stage: int, *, exactly: bool = False) -> Iterator[Batch]:
-        """Yield the records as a stage's statistic takes them."""
-        network, last = self._network, stage == self._stages
-        return batches(
-            data,
-            lambda x: network.features(x) if last else network.before(x, stage - 1),
-            device=self._net.device,
-            exactly=exactly,
-        )
+        if stage < self._stages:
+            return super()._batches(data, stage, exactly=exactly)
+        return batches(data, self._network.features, device=self._net.device, exactly=exactly)
 
     def _towards(self, weights: Vector, released: Vector, records: int) -> Vector:
         """Return the head's way to what its statistic asks for: a step of it, or some steps of descent."""

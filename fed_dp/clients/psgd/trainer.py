@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,25 @@ from opacus.validators import ModuleValidator
 from torch import nn
 from torch.optim import Optimizer
 
-from fed_dp.accounting import SampledGaussian
-from fed_dp.clients.psgd import Psgd
-from fed_dp.clients.psgd.batch import noise_source, sampler, train_batch
+from fed_dp.accounting import Release, SampledGaussian
+from fed_dp.clients.features import FeatureCache
+from fed_dp.clients.functional.statistics import EncoderStages, features
+from fed_dp.clients.psgd import AUTOMATIC_FLOOR, Clipping, Psgd
+from fed_dp.clients.psgd.batch import clip_factors, noise_source, sampler, train_batch
 from fed_dp.clients.trainer import ClientData, Fit, FitRequest, State
 from fed_dp.errors import ModelError, PrivacyError
-from fed_dp.mechanisms import NoiseSource, SecureNoise
+from fed_dp.mechanisms import Noise, NoiseSource, SecureNoise
 from fed_dp.mechanisms.noise import ExactSum
-from fed_dp.models import FlatNetwork, Vector
+from fed_dp.models import Encoded, FlatNetwork, Vector
+from fed_dp.models.augmentation import Views
 from fed_dp.models.client_batches import best_batch, per_record_gradients, without_layout
 from fed_dp.models.independence import check_independent, check_independent_loss
 from fed_dp.models.optimizers import optimizer_of
 from fed_dp.models.perceptrons import Chain
+from fed_dp.models.streams import torch_generator
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
+Rate = Callable[..., float]  # the learning rate, by the keyword `records`
 GHOST_FROM = 20_000  # parameters; below, per-record gradients are cheaper than two backward passes
 VMAP_FROM = 20_000  # parameters of a convolutional network; below, hooks are a little faster
 
@@ -62,16 +67,27 @@ class PsgdTrainer:
         release: SampledGaussian,
         noise_source: NoiseSource = "simulation",
         clients_at_once: int | None = None,
+        rate: Rate | None = None,
     ) -> None:
         if problems := ModuleValidator.validate(net.trained, strict=False):
             raise ModelError(f"model.name = {net.name!r} cannot be trained by 'psgd': {problems[0]}")
+        if config.augmentations > 1 and len(net.shape) != 3:
+            raise ModelError(
+                f"trainer.augmentations = {config.augmentations}: views are of images; the data has "
+                f"shape {net.shape}"
+            )
         if not any(hasattr(p, "_forward_counter") for p in net.parameters):  # not hooked by Opacus yet
-            check_independent(net.network, net.shape, name=net.name)
+            encoder = features if isinstance(net.network, Encoded) else None
+            check_independent(net.network, net.shape, name=net.name, seen=encoder)
             check_independent_loss(net.task, net.network, net.shape, net.spec.classes)
         self._config, self._net, self._release = config, net, release
+        self._rate = rate or (lambda *, records: float(config.learning_rate))
         self._noise = SecureNoise() if noise_source == "secure" else None
         plain = config.gradients == "auto" and config.optimizer == "sgd" and not config.weight_decay
-        batched = self._noise is None and plain and clients_at_once != 1
+        batched = self._noise is None and plain and config.augmentations == 1 and clients_at_once != 1
+        self._views = Views(config.augmentations, shift=config.shift, flip=config.flip)
+        self._fresh_views = config.augmentations > 1 and net.trained is net.network
+        self._features = FeatureCache(net, self._views)
         self._chain = Chain.of(net) if batched else None
         if self._chain is None and clients_at_once not in (None, 1):
             raise ModelError(
@@ -84,18 +100,18 @@ class PsgdTrainer:
 
     def _method(self) -> str:
         """Choose by measurement; what must be exact has every record's gradient written down."""
+        if self._config.augmentations > 1:
+            return "vmap"
         if self._noise is not None or self._config.gradients != "auto":
             return "hooks" if self._noise is not None else self._config.gradients
         if any(isinstance(layer, nn.Conv2d) for layer in self._net.network.modules()):
             return "vmap" if self._net.size >= VMAP_FROM else "hooks"
-        return "ghost" if self._net.size >= GHOST_FROM else "hooks"
+        return "ghost" if sum(p.numel() for p in self._net.trained.parameters()) >= GHOST_FROM else "hooks"
 
     def _hooked(self) -> nn.Module:
         trained = without_layout(self._net)  # Opacus' convolutions take memory to be in torch's usual order
         if self._gradients == "ghost":
-            return GradSampleModuleFastGradientClipping(  # type: ignore[no-any-return]
-                trained, max_grad_norm=self._config.clip, use_ghost_clipping=True
-            )
+            return GhostClipping(self._config, trained)
         if self._gradients == "vmap":
             return GradSampleModuleNoOp(trained)  # type: ignore[no-any-return]
         return GradSampleModule(trained)  # type: ignore[no-any-return]
@@ -111,16 +127,19 @@ class PsgdTrainer:
         with warnings.catch_warnings():  # the first layer's inputs need no gradient, as they should
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
             if self._noise is None:
-                self._steps(data, accountant)
+                self._steps(weights, data, accountant)
             else:
-                self._exact_steps(data, accountant, self._noise)
+                self._exact_steps(weights, data, accountant, self._noise)
         return self._fit(net.weights(), weights, accountant)
 
     def fit_batch(self, requests: Sequence[FitRequest]) -> list[Fit]:
         """Run the noisy steps of several clients' round; each has its own samples, noise and accountant."""
         assert self._chain is not None  # else `clients_at_once` is 1
         accountants = [PRVAccountant() for _ in requests]
-        after = train_batch(self._config, self._net, self._chain, self._release, requests, accountants)
+        rates = [self._rate(records=request.data.expected_records) for request in requests]
+        after = train_batch(
+            self._config, self._net, self._chain, self._release, self._features, requests, rates, accountants
+        )
         return [
             self._fit(weights, request.weights, accountant)
             for weights, request, accountant in zip(after, requests, accountants, strict=True)
@@ -133,12 +152,14 @@ class PsgdTrainer:
         change = np.clip(after - before, -MAX_ABS_VALUE, MAX_ABS_VALUE)  # what a message may hold
         return Fit(change, {"steps": float(self._release.steps)})
 
-    def _steps(self, data: ClientData, accountant: PRVAccountant) -> None:
+    def _steps(self, weights: Vector, data: ClientData, accountant: PRVAccountant) -> None:
         config, net, module = self._config, self._net, self._module
         ghost = self._gradients == "ghost"
-        make = DPOptimizerFastGradientClipping if ghost else DPOptimizer
+        # Ghost clipping is the module's; with automatic clipping, gradients are brought to C before the clip.
+        per_record = AutomaticOptimizer if config.clipping == "automatic" else DPOptimizer
+        make = DPOptimizerFastGradientClipping if ghost else per_record
         optimizer = make(
-            self._optimizer(),
+            self._optimizer(data),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=config.sample_rate * data.expected_records,
@@ -146,31 +167,39 @@ class PsgdTrainer:
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         loss = DPLossFastGradientClipping(module, optimizer, net.loss, "mean") if ghost else net.loss
-        x, y = net.inputs(data.x), net.targets(data.y)
-        each = per_record_gradients(net) if self._gradients == "vmap" else None
+        x, y = self._features.inputs(weights, data), net.targets(data.y)
+        net.load(weights)
+        each = (
+            per_record_gradients(net, views=config.augmentations > 1) if self._gradients == "vmap" else None
+        )
+        parameters = [p for p in net.parameters if p.requires_grad]
+        views = torch_generator(data.seed, "psgd views", data.server_round, data.client)
         for rows in sampler(config, data):
             optimizer.zero_grad()
             if each is None:
                 loss(module(x[rows]), y[rows]).backward()
             else:
-                for parameter, gradients in zip(net.parameters, each(x[rows], y[rows]), strict=True):
+                batch = self._views.of(x[rows], views) if self._fresh_views else x[rows]
+                for parameter, gradients in zip(parameters, each(batch, y[rows]), strict=True):
                     parameter.grad_sample = gradients  # type: ignore[attr-defined]
             optimizer.step()
             net.clamp(MAX_ABS_VALUE)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
 
-    def _optimizer(self) -> Optimizer:
+    def _optimizer(self, data: ClientData) -> Optimizer:
         """Return what takes the noisy steps: post-processing, whatever it is."""
         config = self._config
         return optimizer_of(
             config.optimizer,
             self._module.parameters(),
-            learning_rate=config.learning_rate,
+            learning_rate=self._rate(records=data.expected_records),
             momentum=config.momentum,
             weight_decay=config.weight_decay,
         )
 
-    def _exact_steps(self, data: ClientData, accountant: PRVAccountant, noise: SecureNoise) -> None:
+    def _exact_steps(
+        self, weights: Vector, data: ClientData, accountant: PRVAccountant, noise: SecureNoise
+    ) -> None:
         config, net, module = self._config, self._net, self._module
         rate, records = self._release.sample_rate, len(data.y)
         # A record's gradient is of norm C at most; sums of more than that saturate (see ExactSum).
@@ -179,22 +208,84 @@ class PsgdTrainer:
             scale=self._release.noise_multiplier * self._config.clip,
         )
         optimizer = ExactOptimizer(
-            self._optimizer(),
+            self._optimizer(data),
             noise_multiplier=self._release.noise_multiplier,
             max_grad_norm=config.clip,
             expected_batch_size=rate * data.expected_records,
             noise=noise,
+            clipping=config.clipping,
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         loss, labels = net.loss, net.targets(data.y)
+        x = self._features.inputs(weights, data, one_by_one=True)
+        net.load(weights)
         for _ in range(config.steps_per_round):
             optimizer.zero_grad()
             for row in drawn(records, rate):  # one at a time, see ExactOptimizer
-                loss(module(net.inputs(data.x[row : row + 1])), labels[row : row + 1]).backward()
+                loss(module(x[row : row + 1]), labels[row : row + 1]).backward()
                 optimizer.add()
             optimizer.step()
             net.clamp(MAX_ABS_VALUE)
         optimizer.zero_grad(set_to_none=True)
+
+
+class LearntPsgdTrainer(PsgdTrainer):
+    """The same on a network with learnt layers: their moments are released first, one layer a round.
+
+    Guarantee: that of `statistics.release` for each layer, and that of PsgdTrainer on the head, composed;
+    proved.
+    """
+
+    def __init__(
+        self, config: Psgd, net: FlatNetwork, *, stages: tuple[Release, ...], step: float, **options: Any
+    ) -> None:
+        super().__init__(config, net, **options)
+        self._stages = EncoderStages(net, stages=stages, step=step)
+
+    def stage(self, server_round: int) -> int:
+        """Return the stage of a round, from 1."""
+        return self._stages.stage(server_round)
+
+    def frozen(self, weights: Vector, stage: int) -> Vector:
+        """Return the part of the weights that decides what a stage's statistic is taken of."""
+        return self._stages.frozen(weights, stage)
+
+    def release(self, weights: Vector, data: ClientData, stage: int, noise: Noise | None) -> Vector:
+        """Return a learnt layer's moments, with noise."""
+        return self._stages.release(weights, data, stage, noise)
+
+    def follow(self, weights: Vector, released: Vector, stage: int, *, records: int) -> Fit:
+        """Return the change that released moments ask for; no record is needed."""
+        return self._stages.follow(weights, released, stage, records=records)
+
+
+class AutomaticOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
+    """Opacus' optimizer with automatic clipping: each gradient is brought to about C, and clipped as ever."""
+
+    def clip_and_accumulate(self) -> None:
+        """Bring each record's gradient to C ‖g‖ / (‖g‖ + γ), then let Opacus clip and add them up."""
+        samples = self.grad_samples
+        if len(samples[0]):
+            norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], 1).norm(dim=1)
+            factors = clip_factors(norms, clip=self.max_grad_norm, clipping="automatic")
+            for g in samples:
+                g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
+        super().clip_and_accumulate()
+
+
+class GhostClipping(GradSampleModuleFastGradientClipping):  # type: ignore[misc]  # Opacus is not typed
+    """Opacus' ghost clipping, flat or automatic."""
+
+    def __init__(self, config: Psgd, module: nn.Module) -> None:
+        super().__init__(module, max_grad_norm=config.clip, use_ghost_clipping=True)
+        self._clipping = config.clipping
+
+    def get_clipping_coef(self) -> torch.Tensor:
+        """Return by what each record's gradient is multiplied."""
+        if self._clipping == "flat":
+            found: torch.Tensor = super().get_clipping_coef()
+            return found
+        return clip_factors(self.get_norm_sample(), clip=self.max_grad_norm, clipping="automatic")
 
 
 def drawn(records: int, rate: float) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -211,9 +302,11 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
     depends on its place, hence on the others. So one record moves the sum by at most C.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, noise: SecureNoise, **rest: Any) -> None:
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, *, noise: SecureNoise, clipping: Clipping, **rest: Any
+    ) -> None:
         super().__init__(optimizer, **rest)
-        self._noise = noise
+        self._noise, self._floor = noise, AUTOMATIC_FLOOR if clipping == "automatic" else None
         self._scale = self.noise_multiplier * self.max_grad_norm
         self._sum = ExactSum(sum(p.numel() for p in self.params))
 
@@ -223,7 +316,10 @@ class ExactOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not typed
         if not np.isfinite(gradient).all():
             gradient[:] = 0
         norm = float(np.linalg.norm(gradient))
-        gradient *= min(1.0, self.max_grad_norm * (1 - 1e-12) / max(norm, 1e-300))
+        below = self.max_grad_norm * (1 - 1e-12)
+        gradient *= (
+            min(1.0, below / max(norm, 1e-300)) if self._floor is None else below / (norm + self._floor)
+        )
         self._sum.add(self._noise.whole(gradient, scale=self._scale))
         for p in self.params:
             p.grad_sample = None
