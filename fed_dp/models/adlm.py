@@ -75,6 +75,18 @@ class MinMax(BatchNormalisation):
         return ((x - first) / (second - first).clamp_min(1e-6)).clamp(0, 1)
 
 
+class OwnMinMax(nn.Module):
+    """The same by the smallest and the largest unit of a record itself: no record depends on another.
+
+    For pSGD, whose guarantee a normalisation by the batch would void.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each record."""
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        return (x - low) / (high - low).clamp_min(1e-6)
+
+
 class MeanVariance(BatchNormalisation):
     """Batch normalisation, which the released program has in the place of `MinMax`, before the rectifier."""
 
@@ -96,6 +108,7 @@ class AdlmCnn(nn.Module):
 
     With `released`, as the program has it: no normalisation of feature maps; units under batch normalisation
     and rectifier, cut at 1; a head with an intercept that is learnt, in place of the constant.
+    With `apart`, units are normalised by each record itself, in place of the batch.
     """
 
     def __init__(
@@ -107,6 +120,7 @@ class AdlmCnn(nn.Module):
         hidden: int,
         *,
         released: bool = False,
+        apart: bool = False,
     ) -> None:
         super().__init__()
         channels, height, width = shape
@@ -118,7 +132,8 @@ class AdlmCnn(nn.Module):
             parts += [nn.MaxPool2d(2)] if released else [Lrn(), nn.MaxPool2d(2)]
             channels, height, width = count, height // 2, width // 2
         parts += [nn.Flatten(), nn.Linear(channels * height * width, hidden)]
-        normalisation = MeanVariance(hidden) if released else MinMax(hidden)
+        normalisation: nn.Module = MeanVariance(hidden) if released else MinMax(hidden)
+        normalisation = OwnMinMax() if apart else normalisation
         parts += [normalisation, nn.ReLU(), nn.Hardtanh()] if released else [nn.ReLU(), normalisation]
         self.encoder = nn.Sequential(*parts)
         self.head = nn.Linear(hidden, outputs(classes), bias=released)

@@ -117,7 +117,7 @@ def per_record_gradients(
         outputs = functional_call(network, parameters, (inputs,))
         return net.task.loss(outputs, y.expand(len(inputs), *y.shape)).mean()
 
-    gradients = vmap(grad(loss), in_dims=(None, 0, 0))
+    gradients = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")  # dropout: of each record
 
     def each(x: Tensor, y: Tensor) -> list[Tensor]:
         if not len(y):  # an empty sample

@@ -130,7 +130,10 @@ def made(*settings: str) -> Experiment:
             ["model.name=scattering", "model.filters=2"],
             ["unknown key model.filters = 2", "'patch-filters' have it", "components, whitening"],
         ),
-        (["model.name=scattering"], ["model.name = 'scattering'", "'dpa' or 'psgd', not 'sgd'", "scattering-linear"]),
+        (
+            ["model.name=scattering"],
+            ["model.name = 'scattering'", "'dpa' or 'psgd', not 'sgd'", "scattering-linear"],
+        ),
         (["model.name=cdbn"], ["model.name = 'cdbn'", "'pcdbn' or 'psgd', not 'sgd'"]),
         (["strategy.name=statistics"], ["'statistics'", "'sgd' has no statistics", "dpa, ilm, pcdbn"]),
         ([*DPA, "model.name=small-mlp"], ["model.name = 'small-mlp'", "unit-linear", "auto-encoder"]),

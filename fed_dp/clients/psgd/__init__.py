@@ -167,8 +167,8 @@ class Psgd(TrainerOptions):
         """Return the learning rate of a client with so many (public) records.
 
         By the rule: such that the noise of all steps of all clients together moves a record's logits by
-        LOGIT_NOISE (standard deviation). A step of rate η adds noise of η σ C / (q n) to each weight, K
-        clients average theirs, T steps add up, momentum multiplies all by `gain`, and logits are the head's
+        LOGIT_NOISE (standard deviation). A step of rate η adds noise of η σ C / (q n) to each weight, T
+        steps add up, those of K clients do, too, or are averaged, momentum multiplies all by `gain`, and logits are the head's
         outputs times LOGITS. Where there is little noise, at most MAX_MOVE / gain. The rule looks at public
         numbers alone.
         """
@@ -179,7 +179,11 @@ class Psgd(TrainerOptions):
         steps = (experiment.rounds - experiment.model.stages + 1) * release.steps
         gain = experiment.strategy.gain / (1 - self.momentum)
         noise = release.noise_multiplier * self.clip / (self.sample_rate * records)
-        deviation = LOGITS * gain * noise * math.sqrt(steps / sites_per_model(experiment))
+        if experiment.strategy.adds_changes:
+            clients = max(1, round(experiment.clients.count * experiment.clients.fraction))
+        else:
+            clients = 1 / sites_per_model(experiment)
+        deviation = LOGITS * gain * noise * math.sqrt(steps * clients)
         return min(LOGIT_NOISE / deviation, MAX_MOVE / gain)
 
     def decided(self, experiment: Experiment, *, records: int, network: NetworkSpec) -> dict[str, float]:
@@ -253,6 +257,10 @@ class Psgd(TrainerOptions):
                 "trainer.gradients = 'ghost': sums of gradients that are never written down cannot be made "
                 "exact; with privacy.noise_source = 'secure', allowed: auto, hooks"
             )
+
+    def network_options(self, experiment: Experiment) -> dict[str, Any]:
+        """Ask networks that normalise by the batch to normalise by each record itself."""
+        return {"apart": True} if experiment.model.offers == "noisy-inputs" else {}
 
     def trained_alone(self, experiment: Experiment) -> str:
         """Batches of clients take plain steps, with the gradients chosen by measurement."""

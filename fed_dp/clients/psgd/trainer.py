@@ -21,7 +21,7 @@ from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientCli
 from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
 from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 from opacus.validators import ModuleValidator
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fed_dp.accounting import Release, SampledGaussian
@@ -100,13 +100,18 @@ class PsgdTrainer:
 
     def _method(self) -> str:
         """Choose by measurement; what must be exact has every record's gradient written down."""
-        if self._config.augmentations > 1:
+        config, trained = self._config, self._net.trained
+        if config.augmentations > 1:
             return "vmap"
-        if self._noise is not None or self._config.gradients != "auto":
-            return "hooks" if self._noise is not None else self._config.gradients
-        if any(isinstance(layer, nn.Conv2d) for layer in self._net.network.modules()):
+        if config.gradients != "auto":
+            return config.gradients
+        if not hookable(trained):
+            return "vmap"
+        if self._noise is not None:
+            return "hooks"
+        if any(isinstance(layer, nn.Conv2d) for layer in trained.modules()):
             return "vmap" if self._net.size >= VMAP_FROM else "hooks"
-        return "ghost" if sum(p.numel() for p in self._net.trained.parameters()) >= GHOST_FROM else "hooks"
+        return "ghost" if sum(p.numel() for p in trained.parameters()) >= GHOST_FROM else "hooks"
 
     def _hooked(self) -> nn.Module:
         trained = without_layout(self._net)  # Opacus' convolutions take memory to be in torch's usual order
@@ -124,8 +129,13 @@ class PsgdTrainer:
         accountant = PRVAccountant()
         net.load(weights)
         self._module.train()
-        with warnings.catch_warnings():  # the first layer's inputs need no gradient, as they should
+        with (
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+        ):  # the first layer's inputs need no gradient, as they should
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
+            source = torch_generator(data.seed, "psgd dropout", data.server_round, data.client)
+            torch.set_rng_state(source.get_state())
             if self._noise is None:
                 self._steps(weights, data, accountant)
             else:
@@ -169,22 +179,29 @@ class PsgdTrainer:
         loss = DPLossFastGradientClipping(module, optimizer, net.loss, "mean") if ghost else net.loss
         x, y = self._features.inputs(weights, data), net.targets(data.y)
         net.load(weights)
-        each = (
-            per_record_gradients(net, views=config.augmentations > 1) if self._gradients == "vmap" else None
-        )
-        parameters = [p for p in net.parameters if p.requires_grad]
+        gradients = self._gradients_by(loss)
         views = torch_generator(data.seed, "psgd views", data.server_round, data.client)
         for rows in sampler(config, data):
             optimizer.zero_grad()
-            if each is None:
-                loss(module(x[rows]), y[rows]).backward()
-            else:
-                batch = self._views.of(x[rows], views) if self._fresh_views else x[rows]
-                for parameter, gradients in zip(parameters, each(batch, y[rows]), strict=True):
-                    parameter.grad_sample = gradients  # type: ignore[attr-defined]
+            batch = self._views.of(x[rows], views) if self._fresh_views else x[rows]
+            gradients(batch, y[rows])
             optimizer.step()
             net.clamp(MAX_ABS_VALUE)  # post-processing; keeps every record's gradient finite
         optimizer.zero_grad(set_to_none=True)
+
+    def _gradients_by(self, loss: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], None]:
+        """Return what leaves each record's gradient (or its norm) where Opacus' optimizer looks for it."""
+        net, module = self._net, self._module
+        if self._gradients != "vmap":
+            return lambda x, y: loss(module(x), y).backward()  # type: ignore[no-untyped-call]
+        each = per_record_gradients(net, views=self._config.augmentations > 1)
+        parameters = [p for p in net.trained.parameters() if p.requires_grad]
+
+        def computed(x: Tensor, y: Tensor) -> None:
+            for parameter, gradients in zip(parameters, each(x, y), strict=True):
+                parameter.grad_sample = gradients  # type: ignore[attr-defined]
+
+        return computed
 
     def _optimizer(self, data: ClientData) -> Optimizer:
         """Return what takes the noisy steps: post-processing, whatever it is."""
@@ -200,7 +217,7 @@ class PsgdTrainer:
     def _exact_steps(
         self, weights: Vector, data: ClientData, accountant: PRVAccountant, noise: SecureNoise
     ) -> None:
-        config, net, module = self._config, self._net, self._module
+        config, net = self._config, self._net
         rate, records = self._release.sample_rate, len(data.y)
         # A record's gradient is of norm C at most; sums of more than that saturate (see ExactSum).
         noise.check(
@@ -216,17 +233,27 @@ class PsgdTrainer:
             clipping=config.clipping,
         )
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
-        loss, labels = net.loss, net.targets(data.y)
+        labels, gradients = net.targets(data.y), self._gradients_by(net.loss)
         x = self._features.inputs(weights, data, one_by_one=True)
         net.load(weights)
         for _ in range(config.steps_per_round):
             optimizer.zero_grad()
             for row in drawn(records, rate):  # one at a time, see ExactOptimizer
-                loss(module(x[row : row + 1]), labels[row : row + 1]).backward()
+                gradients(x[row : row + 1], labels[row : row + 1])
                 optimizer.add()
             optimizer.step()
             net.clamp(MAX_ABS_VALUE)
         optimizer.zero_grad(set_to_none=True)
+
+
+def hookable(network: nn.Module) -> bool:
+    """Return whether all that has parameters are layers whose gradients Opacus' hooks know."""
+    owners = (
+        module
+        for module in network.modules()
+        if any(p.requires_grad for p in module.parameters(recurse=False))
+    )
+    return all(type(module) in GradSampleModule.GRAD_SAMPLERS for module in owners)
 
 
 class LearntPsgdTrainer(PsgdTrainer):

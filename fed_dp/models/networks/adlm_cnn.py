@@ -19,14 +19,16 @@ class AdlmCnnNetwork(Network):
     filters: Size | None = None
     hidden: Size | None = None
 
-    def build(self, shape: Shape, classes: int, *, released: bool = False, **decided: Any) -> nn.Module:
-        """Build it, as printed or as released."""
+    def build(
+        self, shape: Shape, classes: int, *, released: bool = False, apart: bool = False, **decided: Any
+    ) -> nn.Module:
+        """Build it, as printed or as released; or, `apart`, such that no record depends on its batch."""
         from fed_dp.models.adlm import AdlmCnn
 
         image = self.image(shape, at_least=8)
+        how = {"released": released, "apart": apart}
         if image[0] == 1:
             first = self.filters or 32
-            return AdlmCnn(image, classes, (first, 2 * first), (5, 5), self.hidden or 25, released=released)
+            return AdlmCnn(image, classes, (first, 2 * first), (5, 5), self.hidden or 25, **how)
         first = self.filters or 128
-        counts = (first, first, 2 * first)
-        return AdlmCnn(image, classes, counts, (3, 5, 5), self.hidden or 30, released=released)
+        return AdlmCnn(image, classes, (first, first, 2 * first), (3, 5, 5), self.hidden or 30, **how)
