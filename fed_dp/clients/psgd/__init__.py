@@ -167,10 +167,10 @@ class Psgd(TrainerOptions):
         """Return the learning rate of a client with so many (public) records.
 
         By the rule: such that the noise of all steps of all clients together moves a record's logits by
-        LOGIT_NOISE (standard deviation). A step of rate η adds noise of η σ C / (q n) to each weight, T
-        steps add up, those of K clients do, too, or are averaged, momentum multiplies all by `gain`, and logits are the head's
-        outputs times LOGITS. Where there is little noise, at most MAX_MOVE / gain. The rule looks at public
-        numbers alone.
+        LOGIT_NOISE (standard deviation). A step of rate η adds noise of η σ C / (q n) to each weight; T
+        steps add up, and those of K clients do, or are averaged; momentum multiplies all by `gain`; logits
+        are the head's outputs times LOGITS. Where there is little noise, at most MAX_MOVE / gain. The rule
+        looks at public numbers alone.
         """
         if self.learning_rate != "auto":
             return self.learning_rate
@@ -179,10 +179,9 @@ class Psgd(TrainerOptions):
         steps = (experiment.rounds - experiment.model.stages + 1) * release.steps
         gain = experiment.strategy.gain / (1 - self.momentum)
         noise = release.noise_multiplier * self.clip / (self.sample_rate * records)
+        clients = 1 / sites_per_model(experiment)
         if experiment.strategy.adds_changes:
-            clients = max(1, round(experiment.clients.count * experiment.clients.fraction))
-        else:
-            clients = 1 / sites_per_model(experiment)
+            clients = max(1.0, round(experiment.clients.count * experiment.clients.fraction))
         deviation = LOGITS * gain * noise * math.sqrt(steps * clients)
         return min(LOGIT_NOISE / deviation, MAX_MOVE / gain)
 
