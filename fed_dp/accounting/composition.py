@@ -171,6 +171,7 @@ def _composed(groups: Groups) -> Any:
     return whole
 
 
+@lru_cache(maxsize=64)
 def _distribution(release: Part, grid: float) -> Any:
     """Return a distribution of the privacy loss that dominates that of every pair of neighbours.
 

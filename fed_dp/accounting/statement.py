@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fed_dp.accounting.composition import pure_epsilon, total
-from fed_dp.accounting.events import Event, SparseVector, Unprotected
+from fed_dp.accounting.events import Charge, Event, SparseVector, Unprotected
 from fed_dp.accounting.guarantee import WORST, common
 
 
@@ -130,9 +130,9 @@ def spent(events: Sequence[Event], *, delta: float) -> float:
     return total((event.charge for event in events), delta=delta)
 
 
-def spread(events_by_site: Mapping[int, Sequence[Event]], *, delta: float) -> dict[str, float]:
+def spread(charges_by_site: Mapping[int, Mapping[Charge, int]], *, delta: float) -> dict[str, float]:
     """Return the smallest, the median and the largest ε over the sites that have spent any."""
-    return _spread([spent(events, delta=delta) for events in events_by_site.values() if events])
+    return _spread([total(charges, delta=delta) for charges in charges_by_site.values() if charges])
 
 
 def _spread(each: Sequence[float]) -> dict[str, float]:

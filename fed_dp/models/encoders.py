@@ -31,6 +31,7 @@ from fed_dp.models.scattering import CHANNELS, Scattering
 LOGITS = 10.0  # least squares gives scores near 0 and 1; as logits, they are stretched
 PUBLIC_SEED = 20_130_503  # of everything random in an encoder: fixed and public
 MIN_VARIANCE = 3e-4  # of the largest: a component of less, or less than none by noise, is not blown up
+NO_VARIANCE = 1e-8  # of maps of norm 1: where noise leaves less, there is nothing to scale by
 NORM_FLOOR = 1.0  # a patch of smaller contrast is not blown up to norm 1
 
 
@@ -273,12 +274,12 @@ class Compression(Learnt):
         i, j = np.unravel_index(order, variance.shape)
         products = np.einsum("ck,sk->csk", across[:, i], along[:, j]).reshape(-1, len(order))
         chosen = variance[i, j]
-        floor = max(float(chosen.max()) * MIN_VARIANCE, 1e-30)
+        floor = max(float(chosen.max()) * MIN_VARIANCE, 1e-30 if self._unit else NO_VARIANCE)
         scale = np.maximum(chosen, floor) ** (-self._whitening / 2)
         if self._unit:
             return mean.ravel()[None], products * (scale / scale.max())
-        mean_square = float((np.maximum(chosen, 0) * scale**2).sum())
-        return mean.ravel()[None], products * (scale / math.sqrt(max(mean_square, 1e-30)))
+        mean_square = float((np.maximum(chosen, floor) * scale**2).sum())
+        return mean.ravel()[None], products * (scale / math.sqrt(mean_square))
 
 
 class RandomFeatures(nn.Module):

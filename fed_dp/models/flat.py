@@ -22,6 +22,7 @@ from fed_dp.tasks import Task
 
 Vector = NDArray[np.float32]
 ALL = slice(None)
+MAX_FEATURE = 1e6  # of a frozen part: beyond, products might overflow
 FEATURES_AT_ONCE = 500  # records whose frozen features are computed in one go
 rounding.fix()  # before the first product
 
@@ -92,7 +93,9 @@ class FlatNetwork:
             return torch.from_numpy(x).to(self.device)
         places = range(FEATURES_AT_ONCE, len(x), FEATURES_AT_ONCE)
         parts = (torch.from_numpy(part).to(self.device) for part in np.split(x, places))
-        return torch.cat([network.features(part) for part in parts])
+        found = torch.cat([network.features(part) for part in parts])
+        # Whatever stands in a record, and whatever a server sends, its gradient must be a number.
+        return found.nan_to_num_(0.0).clamp_(-MAX_FEATURE, MAX_FEATURE)
 
     def inputs(self, x: Vector) -> Tensor:
         """Return records as the trained part takes them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fed_dp.accounting import Event, from_json
+from fed_dp.accounting.events import Charge
 from fed_dp.errors import EmptyRound, ResumeError
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.components import StrategySetting
@@ -61,10 +62,16 @@ def run_rounds(
     done, lines = _resume(folder, strategy, observer)
     strategy.ledger_heads = heads.of(sites, strategy.ledger_heads)
     events: dict[int, list[Event]] = defaultdict(list)
+    charges: dict[int, Counter[Charge]] = defaultdict(Counter)  # of these, how often each
+
+    def note(event: Event) -> None:
+        events[event.client].append(event)
+        charges[event.client][event.charge] += 1
+
     if real:  # also of rounds that came to nothing
         strategy.on_release = folder.note
     for head, event in folder.noted() if real else _accounted(lines):
-        events[event.client].append(event)
+        note(event)
         strategy.accounted.add((event.client, event.round, head))
     tracebacks = _Tracebacks(folder, observer)
     strategy.on_failure = tracebacks.note
@@ -76,10 +83,10 @@ def run_rounds(
             driver.round(server_round)
         seconds = time.perf_counter() - began
         for event in strategy.stats.events:
-            events[event.client].append(event)
+            note(event)
         scored = server_round == experiment.rounds or server_round % experiment.evaluate_every == 0
         scores = strategy.scores(evaluator) if scored else {}
-        line = round_line(server_round, strategy.stats, scores, seconds, spent_by_sites(experiment, events))
+        line = round_line(server_round, strategy.stats, scores, seconds, spent_by_sites(experiment, charges))
         folder.append(line)
         lines.append(line)
         heads.keep(sites, strategy.ledger_heads)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from fed_dp.accounting import Event, Statement, spread, to_json
+from fed_dp.accounting.events import Charge
 from fed_dp.accounting.statement import statement
 from fed_dp.experiment import Experiment
 from fed_dp.experiment.federation import Federation
@@ -34,10 +35,12 @@ def versions() -> dict[str, str]:
     return {"fed-dp": __version__} | {package: version(package) for package in others}
 
 
-def spent_by_sites(experiment: Experiment, events: EventsByClient) -> dict[str, float] | None:
+def spent_by_sites(
+    experiment: Experiment, charges: Mapping[int, Mapping[Charge, int]]
+) -> dict[str, float] | None:
     """Return the least, the median and the most that sites have spent; None where nothing was."""
     budget = budget_of(experiment)
-    return None if budget is None or not events else spread(events, delta=budget.delta)
+    return None if budget is None or not charges else spread(charges, delta=budget.delta)
 
 
 def round_line(
