@@ -1,4 +1,4 @@
-"""A run folder: what a run leaves behind, written so that a crash at any moment loses one round.
+"""A run folder: what a run leaves behind, written so that a crash loses a round, or a second of shorter ones.
 
 experiment.toml   the resolved experiment, with its digest
 metrics.jsonl     one line per round, flushed
@@ -99,12 +99,13 @@ class RunFolder:
 
     # ---------------------------------------------------------------------------- metrics
 
-    def append(self, line: Line) -> None:
-        """Add one round's line and force it to disk."""
+    def append(self, line: Line, *, sync: bool = True) -> None:
+        """Add one round's line; with `sync`, force all lines to disk."""
         with (self.path / "metrics.jsonl").open("a", encoding="utf-8") as out:
             out.write(json.dumps(line) + "\n")
             out.flush()
-            os.fsync(out.fileno())
+            if sync:
+                os.fsync(out.fileno())
 
     def lines(self) -> list[Line]:
         """Return the rounds written so far, up to the first line that is damaged or half written."""

@@ -34,6 +34,8 @@ from fed_dp.strategies.failures import Failure
 from fed_dp.strategies.site_strategy import SiteStrategy
 from fed_dp.strategies.sites import Site
 
+CHECKPOINT_SECONDS = 1.0  # after which a simulation writes a checkpoint, though no round was scored
+
 
 def run_rounds(
     experiment: Experiment,
@@ -77,6 +79,7 @@ def run_rounds(
     strategy.on_failure = tracebacks.note
     observer.started(experiment, folder.path, done)
     driver = _driver(experiment, strategy, grid, real=real)
+    saved = time.perf_counter()
     for server_round in range(done + 1, experiment.rounds + 1):
         began = time.perf_counter()
         with tracebacks.attached():
@@ -86,12 +89,17 @@ def run_rounds(
             note(event)
         scored = server_round == experiment.rounds or server_round % experiment.evaluate_every == 0
         scores = strategy.scores(evaluator) if scored else {}
-        line = round_line(server_round, strategy.stats, scores, seconds, spent_by_sites(experiment, charges))
-        folder.append(line)
+        # Short rounds of a simulation can be run again; to add up ε and write takes longer than they do.
+        due = real or scored or began - saved > CHECKPOINT_SECONDS
+        spent = spent_by_sites(experiment, charges) if due else None
+        line = round_line(server_round, strategy.stats, scores, seconds, spent)
+        folder.append(line, sync=due)
         lines.append(line)
         heads.keep(sites, strategy.ledger_heads)
-        observer.checkpoint(folder.path, server_round)
-        folder.save(server_round, strategy.state())
+        if due:
+            observer.checkpoint(folder.path, server_round)
+            folder.save(server_round, strategy.state())
+            saved = time.perf_counter()
         observer.round_done(line)
     summary = run_summary(experiment, federation, strategy, lines, events)
     summary["data"]["sha256"] = fingerprint

@@ -127,7 +127,7 @@ def run_summary(
         "staleness": _all_staleness(lines),
         "devices": sorted({device for line in lines for device in line["devices"]}),
         "privacy": None if cost is None else cost.tables(),
-        "epsilon_by_round": [line["epsilon"]["max"] for line in lines if line["epsilon"]],
+        "epsilon_by_round": _epsilon_by_round(lines),
         "versions": versions(),
     }
 
@@ -142,6 +142,17 @@ def _about_data(experiment: Experiment, federation: Federation, sites: Sequence[
         "partition": experiment.data.partition.name,
         "notes": list(federation.notes),
     }
+
+
+def _epsilon_by_round(lines: Sequence[Line]) -> list[float]:
+    """Return what was spent after each round: where it was not added up, what was by the next that was."""
+    found: list[float] = []
+    for line in reversed(lines):
+        if line["epsilon"]:
+            found.append(line["epsilon"]["max"])
+        elif found:
+            found.append(found[-1])
+    return found[::-1]
 
 
 def _decided(

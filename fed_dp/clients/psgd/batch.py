@@ -24,7 +24,7 @@ from fed_dp.models.perceptrons import Chain, Perceptrons, gradients_into, square
 from fed_dp.models.streams import torch_generator
 from fed_dp.sharing.update import MAX_ABS_VALUE
 
-IN_CACHE = 16_000_000  # bytes of the batches that are trained side by side
+IN_CACHE = 4_000_000  # bytes of the batches that are trained side by side
 
 
 @torch.no_grad()
