@@ -28,6 +28,16 @@ Tables = dict[str, Any]
 FORMS: dict[str, tuple[Tables, Tables, Tables]] = {
     "sgd": ({"name": "linear"}, {"name": "sgd"}, {}),
     "psgd": ({"name": "linear"}, {"name": "psgd", "sample_rate": 0.25}, GAUSSIAN),
+    "psgd, learnt encoder": (
+        {"name": "scattering", "components": 20, "groups": 27, "unit": False},
+        {"name": "psgd", "sample_rate": 0.25, "clipping": "automatic"},
+        GAUSSIAN,
+    ),
+    "psgd, on a paper's network": (
+        {"name": "cdbn", "filters": 2, "hidden": 8},
+        {"name": "psgd", "sample_rate": 0.25, "local_steps": 1},
+        GAUSSIAN,
+    ),
     "dpa": ({"name": "scattering-random", "features": 20}, {"name": "dpa"}, GAUSSIAN),
     "dpa, learnt encoder": ({"name": "scattering", "components": 20}, {"name": "dpa"}, GAUSSIAN),
     "pcdbn": ({"name": "patch-filters", "filters": 3, "components": 20}, {"name": "pcdbn"}, GAUSSIAN),
@@ -49,7 +59,7 @@ FORMS: dict[str, tuple[Tables, Tables, Tables]] = {
 NOISELESS = {
     f"{name}, no noise": (model, {**trainer, "perturb": False}, {})
     for name, (model, trainer, _) in FORMS.items()
-    if name not in ("sgd", "psgd")
+    if not name.startswith(("sgd", "psgd"))
 }
 ROWS = FORMS | NOISELESS
 PUBLIC = ("adlm", "svm, hybrid")  # rows that need public records
@@ -123,6 +133,9 @@ def test_the_page_says_what_goes_together_and_why_the_rest_does_not() -> None:
 
 ALLOWED = [cell for cell, why in cells().items() if not why]
 DISTINCT = [
+    ("psgd, learnt encoder", "averaging"),
+    ("psgd, learnt encoder", "dssgd, round_robin"),
+    ("psgd, on a paper's network", "averaging"),
     ("dpa, learnt encoder", "dssgd, asynchronous"),
     ("ilm", "dssgd, parallel"),
     ("svm, private", "dssgd, free_running"),
