@@ -272,9 +272,14 @@ class Psgd(TrainerOptions):
     def limits(self, experiment: Experiment, *, client: int) -> dict[str, Limit]:
         """Local epochs, and steps."""
         steps = self.steps_per_round
+        key = (
+            "trainer.local_epochs / trainer.sample_rate"
+            if self.local_steps is None
+            else "trainer.local_steps"
+        )
         return {
             "trainer.local_epochs": (self.local_epochs, "local_epochs"),
-            "trainer.local_epochs / trainer.sample_rate": (steps, "steps"),
+            key: (steps, "steps"),
             "rounds × steps of a round": (experiment.rounds * steps, "total_steps"),
         }
 
