@@ -21,7 +21,7 @@ BATCHES = (2, 5, 33)  # records in the random batches that are tried
 LOSS_BATCHES = (*BATCHES, 257)  # of losses, which cost little
 NUDGE = 0.02  # of all parameters: what is multiplied by a 0 would not be seen
 TOLERANCE = 1e-4  # relative: far above rounding
-_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 def check_independent(
@@ -40,7 +40,7 @@ def check_independent(
     """
     network = _nudged(_exact(network, shape).train())
     for module in network.modules():
-        if isinstance(module, _DROPOUT):
+        if isinstance(module, DROPOUT):
             module.eval()
     source = torch.Generator().manual_seed(0)
     buffers = {key: value.clone() for key, value in network.named_buffers()}

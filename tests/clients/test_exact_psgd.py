@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from fed_dp.accounting import SampledGaussian
 from fed_dp.clients.building import make_trainer
+from fed_dp.clients.psgd import Psgd
 from fed_dp.clients.psgd import trainer as psgd
 from fed_dp.clients.psgd.trainer import ExactOptimizer, PsgdTrainer, drawn
 from fed_dp.clients.trainer import ClientData
@@ -18,6 +20,7 @@ from fed_dp.experiment.federation import make_federation
 from fed_dp.experiment.start import starting_weights
 from fed_dp.mechanisms import SecureNoise
 from fed_dp.mechanisms.noise import grid
+from fed_dp.models import FlatNetwork, NetworkSpec
 from tests.conftest import small, some
 
 CLIP = 1.0
@@ -165,3 +168,38 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_nothing() -> None:
     x[0] = np.inf
     bad = ClientData(x, site.y, 0, 1, site.seed)
     assert (sums(made, bad, np.array([0])) == 0).all()
+
+
+# ------------------------------------------------------------------------------------ dropout
+
+
+def sum_of(trainer: PsgdTrainer, rows: np.ndarray, *, expected: int) -> np.ndarray:
+    """What one exact step of a network with dropout releases, as a sum."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(expected, 1, 8, 8)).astype(np.float32)
+    y = rng.integers(0, 10, expected)
+    weights = rng.normal(size=trainer._net.size).astype(np.float32)
+    fit = trainer.fit(weights, ClientData(x[rows], y[rows], 0, 1, 7, expected), {})
+    return -fit.change.astype(np.float64) * expected
+
+
+def with_dropout() -> PsgdTrainer:
+    net = FlatNetwork(NetworkSpec.named("cdbn", (1, 8, 8), 10, {}, filters=4, hidden=16))
+    config = Psgd(sample_rate=1.0, local_steps=1, learning_rate=1.0, clip=1.0)
+    release = SampledGaussian(1e-3, 1.0, 1)
+    return PsgdTrainer(config, net, release=release, noise_source="secure", clients_at_once=1)
+
+
+def test_a_record_that_is_missing_changes_no_other_records_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.urandom", lambda count: b"\1" * count)  # the same masks for every record
+    trainer, everybody = with_dropout(), np.arange(30)
+    whole = sum_of(trainer, everybody, expected=30)
+    for missing in (0, 29):
+        rest = sum_of(trainer, np.delete(everybody, missing), expected=30)
+        assert np.linalg.norm(whole - rest) <= 1.1  # C, and noise that hides nothing
+
+
+def test_dropout_at_a_real_site_does_not_follow_from_the_experiments_seed() -> None:
+    trainer, everybody = with_dropout(), np.arange(30)
+    one, other = (sum_of(trainer, everybody, expected=30) for _ in range(2))
+    assert np.linalg.norm(one - other) > 1.1

@@ -243,3 +243,39 @@ def test_the_papers_networks_are_trained_by_gradients_one_record_at_a_time(model
     again = trainer.fit(starting_weights(given, federation), ClientData(x, y, 0, 1, 1), {})
     assert again.change.tobytes() == fit.change.tobytes()  # dropout, too, follows from the seed
     assert isinstance(net.flat, torch.Tensor)
+
+
+@pytest.mark.parametrize("clipping", ["flat", "automatic"])
+@pytest.mark.parametrize("source", ["simulation", "secure"])
+@pytest.mark.parametrize("model", ["auto-encoder", "adlm-cnn", "cdbn"])
+def test_the_papers_networks_answer_whatever_the_sample_is(model: str, source: str, clipping: str) -> None:
+    given = build(
+        {
+            "rounds": 1,
+            "clients": {"count": 100},
+            "model": {"name": model, "hidden": 8, **({} if model == "auto-encoder" else {"filters": 2})},
+            "trainer": {"name": "psgd", "sample_rate": 0.1, "local_steps": 3, "clipping": clipping},
+            "privacy": {"budget_epsilon": 8.0, "delta": 1e-5, "noise_source": source},
+        }
+    )
+    trainer, _ = make_trainer(given, make_federation(given).dataset)
+    weights = starting_weights(given, make_federation(given))
+    x, y = make_federation(given).client(0)
+    for rows in (slice(1), slice(None)):  # most samples of one record are empty
+        site = ClientData(x[rows], y[rows], 0, 1, 1, expected_records=14)
+        assert np.isfinite(trainer.fit(weights, site, {}).change).all()
+
+
+@pytest.mark.parametrize("gradients", ["hooks", "ghost"])
+@pytest.mark.parametrize("model", ["adlm-cnn", "cdbn"])
+def test_hooks_are_refused_where_they_would_not_see_all_gradients(model: str, gradients: str) -> None:
+    given = build(
+        {
+            "rounds": 1,
+            "model": {"name": model, "filters": 2, "hidden": 8},
+            "trainer": {"name": "psgd", "gradients": gradients},
+            "privacy": {"budget_epsilon": 8.0, "delta": 1e-5},
+        }
+    )
+    with pytest.raises(FedDpError, match=f"trainer.gradients = '{gradients}'.*allowed: auto, vmap"):
+        make_trainer(given, make_federation(given).dataset)

@@ -161,7 +161,9 @@ def weaken(mutant: str) -> None:
         pending: list[Event] = []
         keep = SiteLedgerSession.keep
 
-        def later(self: SiteLedgerSession, event: Event, question: TrainRequest, *, ahead: int) -> Account:
+        def later(
+            self: SiteLedgerSession, event: Event, question: TrainRequest, *, planned: Any = ()
+        ) -> Account:
             pending.append(event)
             account, _ = self.ledger.read()
             return account.charge(event)[0]

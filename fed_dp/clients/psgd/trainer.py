@@ -36,7 +36,7 @@ from fed_dp.mechanisms.noise import ExactSum
 from fed_dp.models import Encoded, FlatNetwork, Vector
 from fed_dp.models.augmentation import Views
 from fed_dp.models.client_batches import best_batch, per_record_gradients, without_layout
-from fed_dp.models.independence import check_independent, check_independent_loss
+from fed_dp.models.independence import DROPOUT, check_independent, check_independent_loss
 from fed_dp.models.optimizers import optimizer_of
 from fed_dp.models.perceptrons import Chain
 from fed_dp.models.streams import torch_generator
@@ -95,23 +95,30 @@ class PsgdTrainer:
                 f"model.name = {net.name!r} is trained alone; allowed: 'auto', 1"
             )
         self.clients_at_once = 1 if self._chain is None else best_batch(net, clients_at_once)
+        self._drops = any(isinstance(layer, DROPOUT) for layer in net.trained.modules())
         self._gradients = self._method()
         self._module = self._hooked() if self._chain is None else net.trained
 
     def _method(self) -> str:
         """Choose by measurement; what must be exact has every record's gradient written down."""
-        config, trained = self._config, self._net.trained
+        config, net = self._config, self._net
         if config.augmentations > 1:
             return "vmap"
+        hooks = hookable(net.trained, net.inputs(np.zeros((1, *net.shape), np.float32)))
+        if config.gradients in ("hooks", "ghost") and not hooks:
+            raise ModelError(
+                f"trainer.gradients = {config.gradients!r}: model.name = {net.name!r} has parameters outside "
+                "of the layers that Opacus' hooks know; allowed: auto, vmap"
+            )
         if config.gradients != "auto":
             return config.gradients
-        if not hookable(trained):
+        if not hooks:
             return "vmap"
         if self._noise is not None:
             return "hooks"
-        if any(isinstance(layer, nn.Conv2d) for layer in trained.modules()):
-            return "vmap" if self._net.size >= VMAP_FROM else "hooks"
-        return "ghost" if sum(p.numel() for p in trained.parameters()) >= GHOST_FROM else "hooks"
+        if any(isinstance(layer, nn.Conv2d) for layer in net.trained.modules()):
+            return "vmap" if net.size >= VMAP_FROM else "hooks"
+        return "ghost" if sum(p.numel() for p in net.trained.parameters()) >= GHOST_FROM else "hooks"
 
     def _hooked(self) -> nn.Module:
         trained = without_layout(self._net)  # Opacus' convolutions take memory to be in torch's usual order
@@ -129,14 +136,12 @@ class PsgdTrainer:
         accountant = PRVAccountant()
         net.load(weights)
         self._module.train()
-        with (
-            torch.random.fork_rng(devices=[]),
-            warnings.catch_warnings(),
-        ):  # the first layer's inputs need no gradient, as they should
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            # The first layer's inputs need no gradient, as they should.
             warnings.filterwarnings("ignore", "Full backward hook is firing", UserWarning)
-            source = torch_generator(data.seed, "psgd dropout", data.server_round, data.client)
-            torch.set_rng_state(source.get_state())
             if self._noise is None:
+                source = torch_generator(data.seed, "psgd dropout", data.server_round, data.client)
+                torch.set_rng_state(source.get_state())
                 self._steps(weights, data, accountant)
             else:
                 self._exact_steps(weights, data, accountant, self._noise)
@@ -239,6 +244,8 @@ class PsgdTrainer:
         for _ in range(config.steps_per_round):
             optimizer.zero_grad()
             for row in drawn(records, rate):  # one at a time, see ExactOptimizer
+                if self._drops:  # masks of one record must tell nobody who else was in the sample
+                    torch.manual_seed(int.from_bytes(os.urandom(8)))
                 gradients(x[row : row + 1], labels[row : row + 1])
                 optimizer.add()
             optimizer.step()
@@ -246,14 +253,24 @@ class PsgdTrainer:
         optimizer.zero_grad(set_to_none=True)
 
 
-def hookable(network: nn.Module) -> bool:
-    """Return whether all that has parameters are layers whose gradients Opacus' hooks know."""
-    owners = (
+def hookable(network: nn.Module, example: Tensor) -> bool:
+    """Return whether Opacus' hooks see all that has parameters: layers that they know, each called."""
+    owners = [
         module
         for module in network.modules()
         if any(p.requires_grad for p in module.parameters(recurse=False))
-    )
-    return all(type(module) in GradSampleModule.GRAD_SAMPLERS for module in owners)
+    ]
+    if any(type(module) not in GradSampleModule.GRAD_SAMPLERS for module in owners):
+        return False
+    called: set[nn.Module] = set()
+    handles = [module.register_forward_hook(lambda m, *_: called.add(m)) for module in owners]
+    try:
+        with torch.no_grad():
+            network(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return called == set(owners)
 
 
 class LearntPsgdTrainer(PsgdTrainer):
@@ -295,8 +312,8 @@ class AutomaticOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is not ty
         if len(samples[0]):
             norms = torch.stack([g.flatten(1).norm(dim=1) for g in samples], 1).norm(dim=1)
             factors = clip_factors(norms, clip=self.max_grad_norm, clipping="automatic")
-            for g in samples:
-                g.mul_(factors.view(-1, *[1] * (g.dim() - 1)))
+            for p, g in zip(self.params, samples, strict=True):
+                p.grad_sample = g * factors.view(-1, *[1] * (g.dim() - 1))
         super().clip_and_accumulate()
 
 
