@@ -140,7 +140,10 @@ def _is_level(key: str) -> bool:
 
 
 def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[str], where: str) -> str:
-    """Add what is missing: pSGD, and the references, on pSGD's network. Return the baseline's name."""
+    """Add what is missing: pSGD, and the references. Return the baseline's name.
+
+    References are on pSGD's network; where that cannot be trained without noise, on the file's own.
+    """
     found = [name for name, e in built.items() if e.trainer.name == BASELINE]
     plain = [name for name in found if built[name].strategy.name == DEFAULTS["strategy"]]
     name = BASELINE if BASELINE in found else next(iter(plain or found), BASELINE)
@@ -164,14 +167,15 @@ def _complete(built: dict[str, Experiment], tables: Tables, settings: Sequence[s
     beside = built[name]
     strategies = {e.strategy.name for e in built.values() if not e.private}
     trainer = base.get("trainer", {})
+    plainly = beside.model.offers == plugins.find("trainer", "sgd").needs
     for strategy, reference in REFERENCES.items():
         if strategy in strategies or reference in built:
             continue
-        own = beside.tables()
+        own = beside.tables() if plainly else copy.deepcopy(base)
         own["trainer"] = trainer if trainer.get("name", "sgd") == "sgd" else {"name": "sgd"}
         own["strategy"] = {"name": strategy}
         own["name"] = f"{base['name']}-{reference}"
-        del own["privacy"]
+        own.pop("privacy", None)
         built[reference] = build(override(own, settings), where=f"{where}:{reference}")
     return name
 

@@ -83,6 +83,26 @@ def test_what_is_given_wins(tmp_path: Path) -> None:
     assert {c.variant for c in alone.cells} == {"psgd", "mine", "centralised", "standalone"}
 
 
+def test_references_have_the_files_own_network_where_psgds_needs_released_moments(tmp_path: Path) -> None:
+    text = FILE.replace(
+        'trainer = { name = "psgd", sample_rate = 0.5, learning_rate = 0.3 }',
+        'rounds = 5\nmodel = { name = "scattering" }\n'
+        'trainer = { name = "psgd", sample_rate = 0.5, learning_rate = 0.3 }',
+    )
+    found = {cell.variant: cell.experiment for cell in plan(written(tmp_path, text)).cells}
+    assert found["mine"].model.name == "scattering"
+    for reference in REFERENCES.values():
+        assert (found[reference].model.name, found[reference].rounds) == ("small-mlp", 2)
+
+
+@pytest.mark.parametrize("name", ["compare-digits", "compare-mnist", "compare-fashion"])
+def test_shipped_comparisons_can_be_planned_and_choose_no_rate_of_psgd(name: str) -> None:
+    found = plan(name)
+    rates = {c.experiment.tables()["trainer"]["learning_rate"] for c in found.cells if "psgd" in c.variant}
+    assert rates == {"auto"}
+    assert {cell.variant for cell in found.cells} > {"psgd", "dpa", *REFERENCES.values()}
+
+
 def test_a_file_of_one_statistics_run_gets_psgd_on_an_ordinary_network(tmp_path: Path) -> None:
     text = """
 rounds = 2
