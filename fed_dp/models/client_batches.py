@@ -148,7 +148,7 @@ class Batches:
     def _make_room(self, rows: int) -> None:
         first = self._x[0]
         size = len(self._x), _filled(rows)
-        self._inputs = first.new_zeros(*size, *first.shape[1:])
+        self._inputs = first.new_empty(*size, *first.shape[1:])
         self._labels = self._y[0].new_zeros(*size, *self._y[0].shape[1:])
         self._there = first.new_zeros(size)
 
@@ -161,6 +161,7 @@ class Batches:
         for k, chosen in enumerate(rows):
             count = len(chosen)
             torch.index_select(self._x[k], 0, chosen, out=self._inputs[k, :count])
+            self._inputs[k, count:longest] = 0
             torch.index_select(self._y[k], 0, chosen, out=self._labels[k, :count])
             self._there[k, :count] = 1
         part = slice(len(rows)), slice(longest)
