@@ -80,11 +80,6 @@ class FlatNetwork:
             else slice(0, self.size)
         )
 
-    @property
-    def frozen_part(self) -> Vector:
-        """The weights before that part: what records' inputs to it are computed with."""
-        return self.flat[: self.trained_part.start].cpu().numpy()
-
     @torch.no_grad()
     def features(self, x: Vector) -> Tensor:
         """Return what the part before that makes of records; they themselves, where there is none."""
@@ -213,9 +208,7 @@ class Evaluator:
         features = self._x
         if net.trained is not net.network:
             frozen = weights[: net.trained_part.start].tobytes()
-            if (
-                self._features is None or self._features[0] != frozen
-            ):  # else only the trained part has changed
+            if self._features is None or self._features[0] != frozen:
                 self._features = frozen, net.features(self._x.numpy())
             features = self._features[1]
         return torch.cat([net.outputs(part) for part in torch.split(features[chosen], 1000)])

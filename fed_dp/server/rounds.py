@@ -90,8 +90,8 @@ def run_rounds(
         scored = server_round == experiment.rounds or server_round % experiment.evaluate_every == 0
         scores = strategy.scores(evaluator) if scored else {}
         # Short rounds of a simulation can be run again; to add up ε and write takes longer than they do.
-        due = real or scored or began - saved > CHECKPOINT_SECONDS
-        spent = spent_by_sites(experiment, charges) if due else None
+        due = real or scored or time.perf_counter() - saved > CHECKPOINT_SECONDS
+        spent = spent_by_sites(experiment, charges) if real or scored else None
         line = round_line(server_round, strategy.stats, scores, seconds, spent)
         folder.append(line, sync=due)
         lines.append(line)
