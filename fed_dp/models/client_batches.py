@@ -108,9 +108,8 @@ def per_record_gradients(
     With `views`, a record is several inputs, and its gradient that of their mean loss.
     """
     network = without_layout(net)
-    named = {
-        name: p.detach() for name, p in network.named_parameters() if p.requires_grad
-    }  # of the flat weights
+    # Views of the flat weights.
+    named = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         inputs = x if views else x[None]

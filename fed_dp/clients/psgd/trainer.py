@@ -183,7 +183,6 @@ class PsgdTrainer:
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         loss = DPLossFastGradientClipping(module, optimizer, net.loss, "mean") if ghost else net.loss
         x, y = self._features.inputs(weights, data), net.targets(data.y)
-        net.load(weights)
         gradients = self._gradients_by(loss)
         views = torch_generator(data.seed, "psgd views", data.server_round, data.client)
         for rows in sampler(config, data):
@@ -240,7 +239,6 @@ class PsgdTrainer:
         optimizer.attach_step_hook(accountant.get_optimizer_hook_fn(config.sample_rate))
         labels, gradients = net.targets(data.y), self._gradients_by(net.loss)
         x = self._features.inputs(weights, data, one_by_one=True)
-        net.load(weights)
         for _ in range(config.steps_per_round):
             optimizer.zero_grad()
             for row in drawn(records, rate):  # one at a time, see ExactOptimizer
